@@ -10,9 +10,9 @@ from importlib import import_module
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
     from .engine.build import build_embeddings, build_layers, learning_rate, make_optimizer
-    from .engine.data.data import Data
     from .engine.data.form import Padded
     from .engine.data.source import Source, Spec
+    from .engine.data.splits import Data
     from .engine.keras_models.keras_metrics import KerasMetric
     from .engine.keras_models.keras_trainer import KerasTrainer
     from .engine.layers.embeddings import Embedding
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from .launch.api import load_model, open_run, run
     from .launch.failures import RunError, UsageError
     from .launch.fit import fit
-    from .launch.run.run import Run
+    from .launch.run.open_run import Run
     from .launch.train import main
 
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
-    "Data": "crankshaft.engine.data.data",
+    "Data": "crankshaft.engine.data.splits",
     "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
     "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
     "Mean": "crankshaft.engine.metrics.pairs",
     "Padded": "crankshaft.engine.data.form",
-    "Run": "crankshaft.launch.run.run",
+    "Run": "crankshaft.launch.run.open_run",
     "RunError": "crankshaft.launch.failures",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",
@@ -69,7 +69,7 @@ _HOMES = {
 
 _WITHOUT_TENSORFLOW = (
     "crankshaft.engine.data.source",
-    "crankshaft.engine.data.data",
+    "crankshaft.engine.data.splits",
     "crankshaft.engine.version",
     "crankshaft.launch.failures",
 )

@@ -18,7 +18,7 @@ from crankshaft.launch.command_line import checks, config, parsing
 from crankshaft.launch.host import process
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data.loading import load
-from crankshaft.launch.run.run import Run
+from crankshaft.launch.run.open_run import Run
 from crankshaft.launch.run.training import choose_jit
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.data.feed import CallInput
+from crankshaft.engine.data.feeds.feed import CallInput
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
 from crankshaft.engine.strategies.parameter_server.coordinator import (
     ClusterAddresses,

@@ -31,9 +31,9 @@ from absl import flags
 from tensorflow.compiler.tf2xla.python import xla
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
-from crankshaft.engine.data.blocks import Devices
-from crankshaft.engine.data.external_feed import ExternalFeed
-from crankshaft.engine.data.feed import CallInput, Feed
+from crankshaft.engine.data.feeds.blocks import Devices
+from crankshaft.engine.data.feeds.external_feed import ExternalFeed
+from crankshaft.engine.data.feeds.feed import CallInput, Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.pairs import Mean
@@ -42,8 +42,8 @@ from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import pad_empty_batch
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Program
-from crankshaft.engine.strategies.parameter_server.feed import LeaseFeed, Workers
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
+from crankshaft.engine.strategies.parameter_server.worker_feeds import LeaseFeed, Workers
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds

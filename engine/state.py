@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .checkpoints import Manifest, Matching, graph
+from .checkpoints import Manifest, Matching, objects
 from .checkpoints.manifest import check_extra
-from .data.position import Position
+from .data.feeds.position import Position
 from .errors import UsageError
 from .internals import keras
 from .internals.tensorflow import TrackableNode
@@ -100,7 +100,7 @@ class TrainState:
     def variables(self) -> list[tf.Variable]:
         """Returns every variable of the checkpoint once."""
         variables = {}
-        for _, trackable in graph.walk(self.checkpoint):
+        for _, trackable in objects.walk(self.checkpoint):
             variable = getattr(trackable, "value", None) if not isinstance(trackable, tf.Variable) else trackable
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
@@ -143,7 +143,7 @@ class TrainState:
             owners[path] = optimizer
             if optimizer.weight_average is not None:
                 owners[f"{path}.weight_average"] = optimizer.weight_average
-        names = {id(tf_variable(node)): graph.key_prefix(path) for path, node in graph.walk(self.checkpoint)}
+        names = {id(tf_variable(node)): objects.key_prefix(path) for path, node in objects.walk(self.checkpoint)}
         return {
             path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in owner.all_variables]
             for path, owner in owners.items()
@@ -157,34 +157,36 @@ class TrainState:
         reduction's memory, which are not kept by name, are restored if all variables are the same, else they are new.
         """
         before, now = manifest.about.get("updated", {}), self.updated()
-        memory = graph.key_prefix(("trainer", "reduction"))
-        moved: dict[str, graph.Moved] = {}
-        averaged = [graph.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
-        tops, together = [memory, graph.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
+        memory = objects.key_prefix(("trainer", "reduction"))
+        moved: dict[str, objects.Moved] = {}
+        averaged = [objects.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
+        tops, together = [memory, objects.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
         fixed_shape: list[str] = []
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
-            tops.append(graph.key_prefix(at))
+            tops.append(objects.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
             fixed_shape += [
-                graph.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
+                objects.checkpoint_key((*at, name)) for name in ("iterations", "learning_rate_scale", "update_counts")
             ]
-            together += [*_slot_prefixes(at, optimizer), graph.key_prefix((*at, "keras_optimizer"))]
+            together += [*_slot_prefixes(at, optimizer), objects.key_prefix((*at, "keras_optimizer"))]
             theirs = before.get(path, now[path])
             moved |= _moved_slots(at, optimizer, theirs, now[path])
             if _by_table(theirs).keys() != _by_table(now[path]).keys():
-                moved[memory] = graph.Moved(())
+                moved[memory] = objects.Moved(())
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
                 there = [str(before[average].index(name))] if name in before[average] else []
-                moved[_shadow_key(at, str(position))] = graph.Moved(tuple(_shadow_key(at, shadow) for shadow in there))
+                moved[_shadow_key(at, str(position))] = objects.Moved(
+                    tuple(_shadow_key(at, shadow) for shadow in there)
+                )
         return Matching(moved, tuple(tops), together, fixed_shape, self._reset_unrestored, self._reset_rows)
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
-            is_keras_new = is_new(graph.key_prefix((*at, "keras_optimizer")))
+            is_keras_new = is_new(objects.key_prefix((*at, "keras_optimizer")))
             new = [is_keras_new or is_new(slots) for slots in _slot_prefixes(at, optimizer)]
             if any(new):
                 optimizer.update_counts.assign(np.where(new, 0, optimizer.update_counts.numpy()))
@@ -193,7 +195,7 @@ class TrainState:
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
         for path, averaged in Inventory(self.trainer).averaged.items():
-            if is_new(graph.key_prefix(("trainer", *path.split(".")))):
+            if is_new(objects.key_prefix(("trainer", *path.split(".")))):
                 averaged.reset()
 
     def _reset_rows(self, shard: tf.Variable, rows: tf.Tensor, is_new: Callable[[str], bool]) -> None:
@@ -201,7 +203,7 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             at = ("trainer", *path.split("."))
             for variable, slots in zip(optimizer.all_variables, _slot_prefixes(at, optimizer), strict=True):
-                if variable is shard and not is_new(slots) and not is_new(graph.key_prefix((*at, "keras_optimizer"))):
+                if variable is shard and not is_new(slots) and not is_new(objects.key_prefix((*at, "keras_optimizer"))):
                     optimizer.reset_rows(shard, rows)
 
     @property
@@ -243,12 +245,12 @@ class TrainState:
 def _slot_prefixes(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
     """Returns the key prefixes of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.all_variables)
-    return [graph.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
+    return [objects.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
 
 
 def _moved_slots(
     at: tuple[str, ...], optimizer: Optimizer, before: list[str], now: list[str]
-) -> dict[str, graph.Moved]:
+) -> dict[str, objects.Moved]:
     """Returns where a checkpoint has the slots and counts of an optimizer's variables, by key prefixes here.
 
     Args:
@@ -257,26 +259,26 @@ def _moved_slots(
       now: names of the variables of the optimizer here.
     """
     theirs, variables = _by_table(before), optimizer.all_variables
-    counts, moved = graph.checkpoint_key((*at, "update_counts")), {}
+    counts, moved = objects.checkpoint_key((*at, "update_counts")), {}
     positions: list[int | None] = [None] * len(now)
     for name, numbers in _by_table(now).items():
         for shard, number in enumerate(numbers):
             variable, there = variables[number], theirs.get(name, [])
             key = state_key(variable, number)
             leaf = key.partition("_")[2]
-            slots = tuple(graph.key_prefix((*at, "slots", f"{position:04d}_{leaf}")) for position in there)
+            slots = tuple(objects.key_prefix((*at, "slots", f"{position:04d}_{leaf}")) for position in there)
             if before != now or is_shard(variable):
                 table = table_identity(variable)
-                moved[graph.key_prefix((*at, "slots", key))] = graph.Moved(slots, shard, len(numbers), table=table)
+                moved[objects.key_prefix((*at, "slots", key))] = objects.Moved(slots, shard, len(numbers), table=table)
             positions[number] = there[0] if there else None
     if before == now:
         return moved
-    moved[counts] = graph.Moved((counts,), positions=tuple(positions))
-    return {**moved, graph.key_prefix((*at, "keras_optimizer")): graph.Moved(())}
+    moved[counts] = objects.Moved((counts,), positions=tuple(positions))
+    return {**moved, objects.key_prefix((*at, "keras_optimizer")): objects.Moved(())}
 
 
 def _shadow_key(at: tuple[str, ...], position: str) -> str:
-    return graph.key_prefix((*at, "weight_average", "shadows", position))
+    return objects.key_prefix((*at, "weight_average", "shadows", position))
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.data.data import Data
+from ..engine.data.splits import Data
 from .checks import check_at_least, check_share, eval_count
 from .files import listing
 from .synthetic_data.philox import generator, mix

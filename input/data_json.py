@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.data.data import Data
 from ..engine.data.preprocessing import KINDS, UNCHANGED, ColumnPreprocessing, Preprocessing
+from ..engine.data.splits import Data
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]

@@ -20,10 +20,10 @@ from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
 from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
-from .plan import program
+from .plan import scripts
 
 if TYPE_CHECKING:
-    from .run.run import Run
+    from .run.open_run import Run
 
 
 @explanations.explained
@@ -130,7 +130,7 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
 
     Raises `UsageError`.
     """
-    program.refuse("a run in Python")
+    scripts.refuse("a run in Python")
     user_files.check_trainer(trainer_class)
     given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
     config = configs.configure_program(

@@ -18,7 +18,7 @@ from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from ..engine.machine.threads import PROCESS
 from .benchmark.result import check_baseline_work
-from .cluster import cluster, rendezvous, servers
+from .cluster import rendezvous, servers, tasks
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .host import exits, process, signals
@@ -28,7 +28,7 @@ from .run.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
     from .run.modes.outcome import Outcome
-    from .run.run import Run
+    from .run.open_run import Run
 
 _START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 
@@ -38,14 +38,14 @@ def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str,
     run = assemble_run(config, data, hooks, script_flags)
     from .benchmark.mode import benchmark
     from .run import training
-    from .run.modes import evaluation, evaluator, export, generation, prediction_files
+    from .run.modes import evaluate, evaluator, export, generate, prediction_files
 
     mode: Callable[[Run], Outcome] = {
         "benchmark": benchmark,
-        "eval": evaluation.evaluate_checkpoints,
+        "eval": evaluate.evaluate_checkpoints,
         "export": export.export,
         "predict": prediction_files.predict,
-        "generate": generation.generate,
+        "generate": generate.generate,
     }.get(config.mode, training.train_to_end)
     run.execute_mode(evaluator.watch if config.is_evaluator else mode)
     return run
@@ -98,7 +98,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 from .host.isolation import Isolation
                 from .run import building, training
                 from .run import hooks as run_hooks
-                from .run.run import run_environment
+                from .run.open_run import run_environment
 
                 tf.config.list_physical_devices()  # the first look logs that there is no GPU
             isolation = Isolation(config.keras_defaults, script_flags)
@@ -159,7 +159,7 @@ def _waiting_for_peers(config: Config | None):
         if in_step and config.is_chief and not config.cluster.secret:
             logging.warning(
                 "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
-                cluster.SECRET,
+                tasks.SECRET,
             )
         # A task that hangs here answers its peers all the same.
         with rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS):

@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from ..engine import logging
 from ..engine.arguments import nearest, parameters
-from ..engine.data import entry, frames, views
-from ..engine.data.data import Data
+from ..engine.data import frames
+from ..engine.data.entry import user_data, views
 from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.source import Source
+from ..engine.data.splits import Data
 from ..engine.data.streamed import Stream
 from ..engine.internals.keras_compile import untracked_optimizer
 from ..engine.keras_models.keras_callbacks import KerasCallbacks
@@ -59,7 +60,7 @@ _BATCH_SIZE = 32  # Keras's
 _DATA_FLAGS = ("global_batch_size", "eval_batch_size", "shuffle_buffer")
 _COMPONENTS = ("x", "y", "sample_weight")  # components of a function's result
 _INPUT_ARGUMENTS = ("y", "sample_weight", "class_weight", "validation_data", "validation_steps")
-_RULES = entry.Rules(as_keras=True, weighs_outputs=True)
+_RULES = user_data.Rules(as_keras=True, weighs_outputs=True)
 
 
 @explanations.explained
@@ -257,7 +258,7 @@ def _makes_data(x: Any) -> bool:
 
 def _train_split(arguments: Arguments) -> Source | Stream:
     data = (arguments.x, arguments.y, arguments.sample_weight)
-    return entry.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
+    return user_data.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
@@ -302,7 +303,7 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
                 f"validation_data has the columns {', '.join(frames.column_names(data[0]))}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
-        evaluation = entry.split(
+        evaluation = user_data.split(
             "validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None, ends=steps is None)
         )
         size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size

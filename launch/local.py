@@ -24,8 +24,8 @@ from ..engine.errors import counted
 from ..engine.machine import cpus
 from ..engine.machine.files import temporary_folder
 from .cluster import children, listeners, resources, restarts
-from .cluster.cluster import SECRET
 from .cluster.supervisor import Supervisor, TaskSpec
+from .cluster.tasks import SECRET
 from .command_line import command_flags, parsing
 from .command_line.rules import Boolean, Integer, Number, flag
 from .failures import UsageError, print_line

@@ -28,7 +28,7 @@ from .command_line import checks, help, parsing, user_files
 from .command_line import config as configs
 from .host import exits, process
 from .host.signals import interruptible
-from .plan.program import planner
+from .plan.scripts import planner
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 

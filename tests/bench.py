@@ -21,7 +21,7 @@ from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.eviction import make_eviction
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.state import TrainState

@@ -15,7 +15,7 @@ from docs.layout import ROOT, arrows, between_folders, circles, imports, source_
 MAY_IMPORT = {
     "engine": {"keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
-        *("crankshaft.engine.data.data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
+        *("crankshaft.engine.data.splits", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
         *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors", "crankshaft.engine.logging"),
         *("crankshaft.engine.machine.files", "crankshaft.engine.machine.memory"),
         *("filelock", "numpy", "tensorflow"),

@@ -7,8 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .graph import Matching
     from .manifest import Manifest
+    from .objects import Matching
     from .run_dir import RunDir
     from .shares import WritingProcess
     from .store import Checkpoints
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Checkpoints": "store",
     "Manifest": "manifest",
-    "Matching": "graph",
+    "Matching": "objects",
     "RunDir": "run_dir",
     "WritingProcess": "shares",
     "load_weights": "warm_start",

@@ -11,7 +11,7 @@ from ..internals.variables import tf_variable
 from ..layers.embeddings import Embedding
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
-from . import graph, slices
+from . import objects, slices
 from .slices import SlicedVariable
 
 # Some variables are copied when they are read: tables, some shards, and their slots. At most this many bytes of them
@@ -41,20 +41,23 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
     this process; one that differs by replica, a row per replica: a collective if replicas are in several processes.
     """
-    walked = [*graph.walk(state)]
-    by_key = {graph.checkpoint_key(path): node for path, node in walked if graph.is_variable(node)}
+    walked = [*objects.walk(state)]
+    by_key = {objects.checkpoint_key(path): node for path, node in walked if objects.is_variable(node)}
     differing = [node for node in by_key.values() if per_replica.differs(node)]
     gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
-        graph_values = {graph.KEY: tf.constant(graph.serialized(walked)), graph.COUNTER_KEY: tf.constant(1, tf.int64)}
+        graph_values = {
+            objects.KEY: tf.constant(objects.serialized(walked)),
+            objects.COUNTER_KEY: tf.constant(1, tf.int64),
+        }
     entries, variables = [slices.value_entry(value, key) for key, value in graph_values.items()], {}
     whole = [
         node for node in by_key.values() if not (variable_sharding(node) or id(node) in live or id(node) in gathered)
     ]
     values = gathered | dict(zip(map(id, whole), read([*map(tf_variable, whole)]), strict=True))
     for key, node in by_key.items():
-        shape = graph.whole_shape(node)
+        shape = objects.whole_shape(node)
         if variable_sharding(node):
             entries.append(slices.slice_shards(node, key, id(node) in live))
         elif id(node) in live:
@@ -67,13 +70,13 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     return Snapshot(entries, variables)
 
 
-def _too_large_to_copy(objects: list) -> set[int]:
+def _too_large_to_copy(held: list) -> set[int]:
     """Returns ids of the variables that are copied when they are read and exceed the limit on copies.
 
     They are tables and their slots, found by a table's shape, and shards.
     """
-    nodes = [node for node in objects if graph.is_variable(node)]
-    shapes = {tuple(shard.shape) for table in objects if isinstance(table, Embedding) for shard in table.shards}
+    nodes = [node for node in held if objects.is_variable(node)]
+    shapes = {tuple(shard.shape) for table in held if isinstance(table, Embedding) for shard in table.shards}
     copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
     copied = [node for node in copied if not per_replica.differs(node) and not variable_sharding(node)]
     copied += [

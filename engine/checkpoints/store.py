@@ -33,11 +33,11 @@ import tensorflow as tf
 from .. import logging
 from ..errors import CheckpointError, SaveError, reason
 from ..machine import environment, files
-from . import graph, shares, slices, snapshot
 from . import manifest as manifests
+from . import objects, shares, slices, snapshot
 from .catalogue import Catalogue
-from .graph import Matching
 from .manifest import Manifest
+from .objects import Matching
 from .shares import WritingProcess
 from .slices import SlicedVariable
 
@@ -340,7 +340,7 @@ class Checkpoints:
             f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, and load its "
             "weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
         )
-        _, differences = graph.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
+        _, differences = objects.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
         if differences and not self.writer.process:
             logging.warning(
                 "%s has other averages or another optimizer state; only what matches is restored: %s",

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from ..errors import CheckpointError
-from . import graph
 from . import manifest as manifests
+from . import objects
 from .run_dir import RunDir
 from .store import Checkpoints
 
@@ -49,7 +49,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
                 f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
                 "load_weights(path, model, name) loads one of these, in Trainer.build"
             )
-        return graph.restore(prefix, target, why_not, at, may_grow=may_grow, averages=averages(prefix))[0]
+        return objects.restore(prefix, target, why_not, at, may_grow=may_grow, averages=averages(prefix))[0]
 
     return read_newest(path, load)
 
@@ -58,7 +58,7 @@ def averages(prefix: str) -> dict[Any, str]:
     """Returns the keys of the averages of weights in a run's checkpoint, by the keys of these weights."""
     manifest = manifests.manifest_at(prefix)
     return {
-        name + graph.ATTRIBUTE: graph.checkpoint_key(("trainer", *owner.split("."), "shadows", str(number)))
+        name + objects.ATTRIBUTE: objects.checkpoint_key(("trainer", *owner.split("."), "shadows", str(number)))
         for owner, names in (manifest.about.get("updated", {}) if manifest else {}).items()
         if owner.endswith("weight_average")
         for number, name in enumerate(names)

@@ -30,10 +30,10 @@ from typing import NamedTuple
 from ..errors import visible
 
 DEFAULT_TIMEOUT_SECONDS = 600.0  # without progress
-_MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a farewell
+_MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a reason
 _SIGNATURE_BYTES = 32  # SHA-256's
 _LARGEST = 1 << 63  # bound of received numbers
-_MAX_LINE = 400  # bytes of a sent farewell, in UTF-8
+_MAX_LINE = 400  # bytes of a sent reason, in UTF-8
 _PROBE_SECONDS = 0.5
 _MOST_PROBED = 8  # silent tasks to probe at a time
 
@@ -47,7 +47,7 @@ class Heard(NamedTuple):
       step: the step that it last began, for people to read.
       beats: its progress, to compare (`engine.health.watchdog`).
       arrived: how many of its steps have their data, to compare, as in `Watchdog`; -1 if unknown.
-      farewell: why it ends, if it does; empty if its work is done.
+      end_reason: why it ends, if it does; empty if its work is done.
       lost: the worker that it blames, -1 for none.
     """
 
@@ -57,7 +57,7 @@ class Heard(NamedTuple):
     step: int
     beats: int
     arrived: int
-    farewell: str | None = None
+    end_reason: str | None = None
     lost: int = -1
 
 
@@ -143,12 +143,12 @@ class Peers:
         """Returns a worker's name and address, for messages."""
         return f"{self._names[worker]} ({self.addresses[worker]})"
 
-    def send(self, step: int, beats: int, arrived: int, farewell: str | None = None, lost: int = -1) -> None:
+    def send(self, step: int, beats: int, arrived: int, end_reason: str | None = None, lost: int = -1) -> None:
         """Sends this worker's state to all others. The next datagram replaces a lost one."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
-        if farewell is not None:
-            line = farewell.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
-            state |= {"farewell": line, "lost": lost}
+        if end_reason is not None:
+            line = end_reason.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
+            state |= {"end_reason": line, "lost": lost}
         self._state = state
         for other in self._others:
             if other not in self._sockaddrs:
@@ -201,8 +201,8 @@ class Peers:
         number, step, beats, arrived = (int(message[name]) for name in ("number", "step", "beats", "arrived"))
         if max(number, step, beats, arrived) >= _LARGEST or (not is_new and number <= before.number):
             return
-        farewell = message.get("farewell")
-        line = None if farewell is None else " ".join(visible(str(farewell)[:_MAX_LINE]).split())
+        end_reason = message.get("end_reason")
+        line = None if end_reason is None else " ".join(visible(str(end_reason)[:_MAX_LINE]).split())
         lost = int(message.get("lost", -1))
         self.heard[worker] = Heard(time.monotonic(), process, number, step, beats, arrived, line, lost)
         if is_new:
@@ -211,12 +211,12 @@ class Peers:
             self._send(worker)
 
     def silent(self, seconds: float) -> dict[int, float]:
-        """Returns the seconds since the last datagram of peers silent for over `seconds` without a farewell."""
+        """Returns the seconds since the last datagram of peers that are silent for longer, and did not end."""
         now = time.monotonic()
         return {
             worker: now - heard.time
             for worker, heard in list(self.heard.items())
-            if heard.farewell is None and now - heard.time > seconds
+            if heard.end_reason is None and now - heard.time > seconds
         }
 
     def never_heard(self) -> list[int]:

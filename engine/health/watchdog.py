@@ -19,7 +19,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import EXIT_FAILED, one_line
 from ..internals import tensorflow
-from . import standstill
+from . import hangs
 from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
 
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
@@ -122,7 +122,7 @@ class Watchdog:
         self._arrived = -1
         self._progressed_at = 0.0  # time of the last progress, by the monotonic clock
         self._lost = -1  # the peer whose loss ends this worker,
-        self._farewell: str | None = None  # and its message about it
+        self._end_reason: str | None = None  # and its message about it
         self._has_aborted = False
         self._reporting = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
@@ -172,28 +172,28 @@ class Watchdog:
             self._peers.wake()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
-        self._send(self._farewell or reason, self._lost)
+        self._send(self._end_reason or reason, self._lost)
         self._peers.close()
 
-    def _send(self, farewell: str | None = None, lost: int = -1) -> None:
+    def _send(self, end_reason: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
-            if farewell is None:  # an earlier farewell holds
-                farewell, lost = self._farewell, self._lost
-            self._peers.send(step, beats, self._arrived, farewell, lost)
+            if end_reason is None:  # an earlier reason holds
+                end_reason, lost = self._end_reason, self._lost
+            self._peers.send(step, beats, self._arrived, end_reason, lost)
 
     def _watch(self) -> None:
         try:
             self._keep_watch()
         finally:
             if self._timeout:
-                standstill.cancel()
+                hangs.cancel()
 
     def _keep_watch(self) -> None:
         seen, began, has_warned = None, time.monotonic(), not self._peers.is_open
         while not self._closing.is_set():
             if self._timeout:  # also for library code that never releases Python's lock, which stops this thread
-                standstill.put_off(self._timeout * max(1.5, self._mark[2]) + 4 * self._period)
+                hangs.put_off(self._timeout * max(1.5, self._mark[2]) + 4 * self._period)
             self._send()
             before = time.monotonic()
             if self._peers.is_open:
@@ -235,7 +235,7 @@ class Watchdog:
         TensorFlow does so within 0.1 s if it was receiving at that moment. A later call waits for the server to return,
         until TensorFlow's own heartbeats fail after ten seconds.
         """
-        suspects = [worker for worker, heard in self._peers.heard.items() if heard.farewell]
+        suspects = [worker for worker, heard in self._peers.heard.items() if heard.end_reason]
         suspects += self._peers.silent(3 * _PERIOD_SECONDS)
         if self._has_aborted or not (gone := self._peers.gone(suspects)):
             return
@@ -245,9 +245,9 @@ class Watchdog:
     def _leave(self, line: str, lost: int) -> None:
         if not self._reporting.acquire(blocking=False):
             return
-        farewell = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
+        end_reason = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
         for _ in range(3):  # a datagram may be lost
-            self._send(farewell, lost)
+            self._send(end_reason, lost)
         self._closing.set()
         self._end(line)
         self._reporting.release()
@@ -296,11 +296,11 @@ class Watchdog:
 
     def _ended_peer(self) -> tuple[str, int] | None:
         """Returns an ended peer's message and the worker to blame, preferring peers that blame another."""
-        ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.farewell is not None]
-        for worker, heard in sorted(ended, key=lambda farewell: farewell[1].lost < 0):
+        ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.end_reason is not None]
+        for worker, heard in sorted(ended, key=lambda ended: ended[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
-                return heard.farewell, heard.lost
-            why = f": {heard.farewell}" if heard.farewell else ", its part done, while others continue"
+                return heard.end_reason, heard.lost
+            why = f": {heard.end_reason}" if heard.end_reason else ", its part done, while others continue"
             return f"{self._peers.called(worker)} has ended{why}", worker
         return None
 
@@ -328,9 +328,9 @@ class Watchdog:
         if loss is None:
             self._reporting.release()
             return None
-        self._farewell, self._lost = loss
-        self._send(self._farewell, self._lost)
-        return self._farewell
+        self._end_reason, self._lost = loss
+        self._send(self._end_reason, self._lost)
+        return self._end_reason
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
         """Determines the lost peer; `named` are the tasks in TensorFlow's error, maybe only the first to notice."""

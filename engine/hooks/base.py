@@ -17,7 +17,7 @@ from ..meter import Meter, Segment, Window
 from ..state import TrainState
 
 if TYPE_CHECKING:
-    from ..data.feed import Feed
+    from ..data.feeds.feed import Feed
     from ..strategies.base import Program, Stop, Strategy
 
 

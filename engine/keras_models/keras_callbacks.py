@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import logging
-from ..data.feed import Feed
+from ..data.feeds.feed import Feed
 from ..errors import UsageError
 from ..hooks.base import Period, Status, Windowed
 from ..hooks.evaluation import averaged_weights

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..errors import UsageError, reason
 from ..internals import keras_compile
-from ..metrics.means import combined, weighable
+from ..metrics.means import combined, weighed_by
 from ..metrics.pairs import KerasSums
 from . import trials
 
@@ -77,7 +77,7 @@ class KerasMetric:
                 return self(y_true, y_pred, examples)
             return self(y_true, y_pred, combined(sample_weight, examples, tf.convert_to_tensor(sample_weight)))
 
-        return weighable(self.update(*arguments), weigh, sample_weight is not None)
+        return weighed_by(self.update(*arguments), weigh, sample_weight is not None)
 
     def update(self, *arguments: tf.Tensor) -> KerasSums:
         """Computes the contribution of an update with these arguments; they may be single numbers. Replica code."""

@@ -18,7 +18,7 @@ from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
 from ..internals.variables import tracked_variables
-from ..metrics.means import FEW_CLASSES, confusion_matrix, weighable
+from ..metrics.means import FEW_CLASSES, confusion_matrix, weighed_by
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
@@ -489,7 +489,7 @@ class KerasTrainer(Trainer):
 
         def pair(weights=None):
             total, _ = self._batch_losses(outputs, batch, weights)
-            return weighable(Mean(total, _size(batch)), pair, weights is not None)
+            return weighed_by(Mean(total, _size(batch)), pair, weights is not None)
 
         return pair()
 
@@ -500,9 +500,9 @@ class KerasTrainer(Trainer):
         for name, pair in self._batch_losses(outputs, batch, None)[1].items() if several else ():
 
             def weigh(weights, name=name):
-                return weighable(self._batch_losses(outputs, batch, weights)[1][name], None, has_weights=True)
+                return weighed_by(self._batch_losses(outputs, batch, weights)[1][name], None, has_weights=True)
 
-            pairs[name] = weighable(pair, weigh)
+            pairs[name] = weighed_by(pair, weigh)
         labels, weights = self._weighed(form.fields(batch).labels)
         pairs |= self._confusion(labels, outputs, weights)
         if self._metrics is None:
@@ -520,7 +520,7 @@ class KerasTrainer(Trainer):
             return {}
         pair = confusion_matrix(*classified)
         if weights is None:  # those of whole examples may follow
-            weighable(pair, lambda examples: self._confusion(labels, outputs, examples)["confusion"])
+            weighed_by(pair, lambda examples: self._confusion(labels, outputs, examples)["confusion"])
         return {"confusion": pair}
 
     def _weighed(self, labels) -> tuple[Any, Any]:
@@ -532,7 +532,7 @@ class KerasTrainer(Trainer):
         """Computes one output's contribution to a metric for a batch; only `weighted_metrics` use weights."""
         weighed = () if weights is None else (keras_compile.beside_mask(weights, predictions),)
         weigh = functools.partial(self._sum, name, metric, labels, predictions) if metric.is_weighted else None
-        return weighable(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
+        return weighed_by(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
     def _batch_losses(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, Pair]]:
         """Returns the loss, times the examples of this replica's share of the batch, and a pair of each output's.
@@ -598,7 +598,7 @@ class KerasTrainer(Trainer):
             pairs = [Mean(tf.cast(arguments[0], tf.float32) * size, size) for arguments in updates]
         total, count = (tf.add_n(parts) for parts in zip(*pairs, strict=True))
         whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
-        return weighable(whole, None, has_weights=True)  # in the arguments, if the model takes any
+        return weighed_by(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
     def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:

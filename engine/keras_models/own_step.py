@@ -22,7 +22,7 @@ from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import eager_variables
-from ..metrics.means import weighable
+from ..metrics.means import weighed_by
 from ..metrics.pairs import KerasSums, Mean, Pair
 from ..optimizers import KerasOptimizer
 from ..optimizers.loss_scale import DynamicLossScale
@@ -291,7 +291,7 @@ class OwnSteps:
                     f"{owner} computes with the result of the metric {metric.name} ({min(used)}), which is that of an "
                     "epoch and known between calls; keep what the step needs in a variable of the model"
                 )
-        return {name: weighable(pair, None, has_weights=True) for name, pair in pairs.items()}
+        return {name: weighed_by(pair, None, has_weights=True) for name, pair in pairs.items()}
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
         """Adds up what the updates of a metric with a batch, or with this replica's share of it, contribute."""

@@ -22,7 +22,7 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals.variables import tf_variable, variable_path
 from . import collectives
-from .mesh import AXES, DATA, MODEL, Axis, Mesh, local_replicas
+from .layout import AXES, DATA, MODEL, Axis, Mesh, local_replicas
 
 _PIECE_BYTES = 16 << 20  # piece of a shard whose initial values are sampled at once
 

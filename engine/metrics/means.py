@@ -64,11 +64,11 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
         if values.shape.rank == 0:
             logging.warning_once(_ONE_NUMBER)
         pair = kind(tf.reduce_sum(values), tf.cast(tf.size(values), tf.float32))
-        return weighable(pair, weigh)
+        return weighed_by(pair, weigh)
     spread = tf.broadcast_to(tf.cast(weights, tf.float32), tf.shape(values))
     values = tf.where(spread == 0.0, 0.0, values)  # an entry without weight may be any value, as padding often is
     pair = kind(tf.reduce_sum(values * spread), tf.reduce_sum(spread))
-    return weighable(pair, weigh, has_weights=True)
+    return weighed_by(pair, weigh, has_weights=True)
 
 
 def root_mean_square(values, weights=None) -> RootMean:
@@ -92,7 +92,7 @@ def exp_mean(values, weights=None) -> ExpMean:
 
 
 def _weighable_mean(kind: type[Mean], pair: Mean):
-    return weighable(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
+    return weighed_by(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
 
 
 def auc(labels, logits, weights=None) -> Auc:
@@ -116,7 +116,7 @@ def auc(labels, logits, weights=None) -> Auc:
     weights = None if weights is None else tf.reshape(tf.cast(weights, tf.float32), tf.shape(scores))
     parts = tf.cast(labels, tf.float32), tf.ones_like(logits) if weights is None else weights
     pair = Auc(*(ranking.by_logit(logits, tf.reshape(part, [-1])) for part in parts))
-    return weighable(pair, lambda its: auc(labels, scores, combined(weights, its, scores)), weights is not None)
+    return weighed_by(pair, lambda its: auc(labels, scores, combined(weights, its, scores)), weights is not None)
 
 
 def confusion_matrix(labels, predictions, mask=None) -> Confusion:
@@ -158,10 +158,10 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     def weigh(examples):
         return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
 
-    return weighable(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
+    return weighed_by(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
 
 
-def weighable(pair, weigh, has_weights: bool = False):
+def weighed_by(pair, weigh, has_weights: bool = False):
     """Sets how the pair is recomputed with weights, see `Pair`, and returns it."""
     pair.weigh, pair.has_weights = weigh, has_weights
     return pair

@@ -32,7 +32,7 @@ from ..internals.variables import (
     variable_path,
 )
 from ..mesh import shards
-from ..mesh.mesh import current_mesh
+from ..mesh.layout import current_mesh
 from ..mesh.shards import Sharding, variable_sharding
 from ..reduction import wire
 from ..reduction.per_replica import components
@@ -258,7 +258,7 @@ class Optimizer(tf.Module):
         The first update of a step may use the values that the step read as it began. Further ones, and one within a
         condition or loop, read the variables.
         """
-        pulled = step_context().readings.progress.pop(id(self), None)
+        pulled = step_context().start_values.progress.pop(id(self), None)
         if pulled is None or getattr(pulled, "graph", None) is not tf.compat.v1.get_default_graph():
             iterations, scale = map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale))
             return iterations, scale, self._read_counts()
@@ -489,7 +489,7 @@ def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tenso
 
     Then the step is one that another worker has done instead, and ids may have other rows by now.
     """
-    if id(target.variable) not in (freed := step_context().readings.freed):
+    if id(target.variable) not in (freed := step_context().start_values.freed):
         update(**terms)
         return
     before, count = freed[id(target.variable)]

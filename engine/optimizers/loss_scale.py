@@ -54,7 +54,7 @@ class DynamicLossScale(tf.Module):
     def read(self) -> tf.Tensor:
         """Returns the factor of losses, scalar float32.
 
-        Read once per step (`step.context.Readings`): with parameter servers another worker may change it meanwhile.
+        Read once per step (`step.context.StartValues`): with parameter servers another worker may change it meanwhile.
         """
         return tf.convert_to_tensor(self.value) / self._examples
 

@@ -102,7 +102,7 @@ def assign(
 ) -> None:
     """Assigns each variable its aggregated value on all replicas, from the sums of `terms` and of the counts.
 
-    The values of those to which replicas add are then the ones in `before`. The step's readings note which ops have
+    The values of those to which replicas add are then the ones in `before`. The step's start values note which ops have
     written the variables so far, for `assigned_since_sum`.
     """
     for (variable, by), total in zip(state, totals, strict=True):
@@ -120,7 +120,7 @@ def assign(
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
     counts = writes() if state else {}
-    noted = step_context().readings.aggregated
+    noted = step_context().start_values.aggregated
     noted.update((id(variable), counts[id(tf_variable(variable).handle)]) for variable, _ in state)
 
 
@@ -134,7 +134,7 @@ def assigned_since_sum(
     Args:
       per_replica_variables: the variables of which each replica keeps its own value.
     """
-    counts, before = writes(), step_context().readings.aggregated
+    counts, before = writes(), step_context().start_values.aggregated
 
     def handle(variable) -> tf.Tensor:
         return tf_variable(variable).handle

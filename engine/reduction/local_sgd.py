@@ -16,7 +16,7 @@ from ..step.context import step_context
 from ..step.gradients import Gradients
 from . import per_replica
 from .aggregation import SUM, Aggregated, assign, terms
-from .reduction import Item, Reduction
+from .all_reduce import Item, Reduction
 
 
 class LocalSgd(Reduction):

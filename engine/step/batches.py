@@ -65,7 +65,7 @@ def pad_empty_batch(batch):
       (batch, whether it had examples): a scalar bool tensor, or None if a batch can't be empty.
     """
     batch = form.measured(batch)
-    if isinstance(batch, form.Batches):  # each replica has examples of each (`engine.data.combined`)
+    if isinstance(batch, form.Batches):  # each replica has examples of each (`engine.data.feeds.combined`)
         return batch, None
     first = tf.nest.flatten(batch)[0]
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1 or (first.shape[0] or 0) > 0:

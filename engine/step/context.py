@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..internals.graphs import writes
 from ..internals.tensorflow import is_in_function
 from ..internals.variables import assign_local
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from .options import Applied
 
 _entered: contextvars.ContextVar[StepContext | None] = contextvars.ContextVar("step", default=None)
@@ -46,7 +46,7 @@ class TracedLoss(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Readings:
+class StartValues:
     """Values that a step reads once, as it begins, and uses even if others change the variables meanwhile.
 
     Attributes:
@@ -96,7 +96,7 @@ class StepContext:
       generators: the seed generators of Keras's layers, see `seed_layers`, and by which one's state each samples.
       micro_batch: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
-      layer_states: the generators' states in this micro-batch, for layers that compute with `readings`.
+      layer_states: the generators' states in this micro-batch, for layers that compute with `start_values`.
       frozen: the `id`s of the tf.Variables that this step does not update.
       applied: the record in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
@@ -116,7 +116,7 @@ class StepContext:
     run_seed: int = 0
     updates_before: tf.Variable | None = None
     mesh: Mesh = dataclasses.field(default_factory=Mesh)
-    readings: Readings = dataclasses.field(default_factory=Readings)
+    start_values: StartValues = dataclasses.field(default_factory=StartValues)
     generators: Sequence[tuple[tf.keras.random.SeedGenerator, int]] = ()
     micro_batch: int | tf.Tensor = 0
     sampled: Counter = dataclasses.field(default_factory=Counter)
@@ -212,31 +212,32 @@ class StepContext:
     @property
     def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
         """The values with which layers compute instead of their variables, some read now; empty if they read these."""
-        if not self.readings.replaces_variables:
+        if not self.start_values.replaces_variables:
             return []
-        moved = [(variable, tf.identity(variable.value)) for variable in self.readings.moved]
-        return [*self.readings.variables, *moved, *self.layer_states]
+        moved = [(variable, tf.identity(variable.value)) for variable in self.start_values.moved]
+        return [*self.start_values.variables, *moved, *self.layer_states]
 
     def up_to_date(self, is_once: bool = True) -> StepContext:
-        """Returns a context, which samples as this one, whose `readings` are what the step last gave to variables.
+        """Returns a context, which samples as this one, whose `start_values` are what the step last gave to variables.
 
         Args:
           is_once: whether the code that is traced here runs once per step, or in a loop of the engine's. Otherwise it
             may follow what is traced after it, so all is read again.
         """
-        readings = self.readings
-        if readings.variables:
+        start_values = self.start_values
+        if start_values.variables:
             counts, here = writes(), tf.compat.v1.get_default_graph()
             old = []
-            for variable, value in readings.variables:
+            for variable, value in start_values.variables:
                 handle = id(variable.value.handle)
-                if counts[handle] > readings.writes.get(handle, 0) or not (is_once or value.graph is here):
+                if counts[handle] > start_values.writes.get(handle, 0) or not (is_once or value.graph is here):
                     old.append(variable)
-            readings.pulled_again.extend(old)
-            new = {id(variable): value for variable, value in readings.pull(old)} if old else {}
-            pairs = [(variable, new.get(id(variable), value)) for variable, value in readings.variables]
-            readings = dataclasses.replace(readings, variables=pairs, writes=counts if old else readings.writes)
-        return dataclasses.replace(self, readings=readings)
+            start_values.pulled_again.extend(old)
+            new = {id(variable): value for variable, value in start_values.pull(old)} if old else {}
+            pairs = [(variable, new.get(id(variable), value)) for variable, value in start_values.variables]
+            written = counts if old else start_values.writes
+            start_values = dataclasses.replace(start_values, variables=pairs, writes=written)
+        return dataclasses.replace(self, start_values=start_values)
 
     def micro_batch_contexts(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
         """Divides this replica's computation into micro-batches, which sample independently.
@@ -252,7 +253,7 @@ class StepContext:
         def enter(number):
             number = self.micro_batch * count + number
             context = dataclasses.replace(self, micro_batch=number, sampled=Counter(sampled))
-            context.seed_layers(assigns=not self.readings.replaces_variables)
+            context.seed_layers(assigns=not self.start_values.replaces_variables)
             with context:
                 yield
             self.sampled |= context.sampled  # the maximum of each kind, so that later samples differ from all of these
@@ -265,7 +266,7 @@ class StepContext:
 
     def scaled(self, total: tf.Tensor) -> tf.Tensor:
         """Multiplies a loss by the loss scale, for a backward pass in float16; `Gradients.unscaled` undoes it."""
-        scale = self.readings.loss_scale
+        scale = self.start_values.loss_scale
         return total if scale is None else total * tf.cast(scale, total.dtype)
 
     def _check_traced_here(self, call: str, fix: str) -> None:

@@ -62,7 +62,7 @@ class Gradients(Sequence):
 
     def unscaled(self) -> Gradients:
         """Divides by the step's loss scale, if it has one; overflows stay inf or nan."""
-        scale = step_context().readings.loss_scale
+        scale = step_context().start_values.loss_scale
         step_context().applied.mark("Gradients.unscaled")
         return self if scale is None else self.times(1.0 / scale)
 

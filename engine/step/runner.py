@@ -15,10 +15,10 @@ from ..internals import graphs, keras
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_id, temporary_variable
 from ..internals.variables import assign_local, read_local, server_device
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from ..metrics.sums import without_details
 from .batches import check_weighed, dense, num_examples, pad_empty_batch, zero_unless
-from .context import Readings, StepContext, step_context
+from .context import StartValues, StepContext, step_context
 from .options import Applied
 
 
@@ -42,13 +42,18 @@ class StepRunner:
         return contexts
 
     def train_batch(
-        self, batch, step: tf.Tensor, collect_norm: tf.Tensor, readings: Readings | None = None, jit: bool = False
+        self,
+        batch,
+        step: tf.Tensor,
+        collect_norm: tf.Tensor,
+        start_values: StartValues | None = None,
+        jit: bool = False,
     ) -> dict:
         """Runs `Trainer.train_step` on this replica's share of a batch, which may have no examples.
 
         Args:
           batch: nest of tensors whose first axis is examples.
-          readings: the values read for the step; it reads the rest.
+          start_values: the values read for the step; it reads the rest.
           jit: whether XLA compiles the step; its kernels do not raise for ids out of range, so they are counted.
 
         Returns:
@@ -58,7 +63,7 @@ class StepRunner:
           UsageError: there is no loss among them.
         """
         padded, has_examples = pad_empty_batch(batch)
-        with self.training(step, collect_norm, has_examples, readings) as context:
+        with self.training(step, collect_norm, has_examples, start_values) as context:
             context.batch, batch = batch, padded
             # TensorFlow's CPU kernels raise for an id out of range; XLA's take another row, so it is counted as a
             # metric that ends the run.
@@ -90,7 +95,7 @@ class StepRunner:
         state,
         compute: Callable | None,
         returns_rows: bool,
-        readings: Readings | None = None,
+        start_values: StartValues | None = None,
     ) -> dict | tuple[dict, Any]:
         """Runs `Trainer.eval_step`, or `compute`, on this replica's share of a batch, which may have no examples.
 
@@ -103,8 +108,8 @@ class StepRunner:
         """
         step, owner = tf.identity(state.step_variable), type(self._trainer).__name__
         batch, has_examples = pad_empty_batch(batch)
-        with self._context(step, has_examples, None, batch_number, readings) as context:
-            context.seed_layers(assigns=not context.readings.replaces_variables)
+        with self._context(step, has_examples, None, batch_number, start_values) as context:
+            context.seed_layers(assigns=not context.start_values.replaces_variables)
             with keras.computing_with(context.values):
                 result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)
                 metrics, rows = result if type(result) is tuple and len(result) == 2 else (result, None)
@@ -171,21 +176,21 @@ class StepRunner:
         step: tf.Tensor,
         collect_norm: tf.Tensor,
         has_examples: tf.Tensor | None = None,
-        readings: Readings | None = None,
+        start_values: StartValues | None = None,
     ) -> Iterator[StepContext]:
         """Enters the context in which `train_step` is traced: layers sample by this step and replica."""
         scale = self._inventory.loss_scale
-        readings = dataclasses.replace(readings or Readings(), loss_scale=scale and scale.read())
-        with self._context(step, has_examples, collect_norm, readings=readings) as context:
+        start_values = dataclasses.replace(start_values or StartValues(), loss_scale=scale and scale.read())
+        with self._context(step, has_examples, collect_norm, start_values=start_values) as context:
             context.seed_layers()
-            readings.accumulators.update(self._trainer.reduction.values_at_start())
+            start_values.accumulators.update(self._trainer.reduction.values_at_start())
             for table in self._inventory.tables.values():
                 pairs = zip(table.shards, table.admissions, strict=False)
-                readings.freed.update((id(s), freed) for s, admission in pairs if (freed := admission.read_freed()))
+                start_values.freed.update((id(s), freed) for s, admission in pairs if (freed := admission.read_freed()))
             yield context
 
     @contextlib.contextmanager
-    def _context(self, step, has_examples, collect_norm, batch_number=None, readings=None) -> Iterator[StepContext]:
+    def _context(self, step, has_examples, collect_norm, batch_number=None, start_values=None) -> Iterator[StepContext]:
         """Enters a step's context. Replicas with the same examples sample the same, by their data coordinate."""
         is_alone = is_only_replica()
         with tf.name_scope(graphs.REPLICA_SCOPE):
@@ -202,7 +207,7 @@ class StepRunner:
             run_seed=self._trainer.run_context.options.seed,
             updates_before=self._trainer.run_context.updates_before,
             mesh=self._mesh,
-            readings=readings or Readings(),
+            start_values=start_values or StartValues(),
             generators=self._generators,
             frozen=self._inventory.freezing.frozen,
             applied=self.applied,

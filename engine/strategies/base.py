@@ -15,13 +15,13 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from ..data import combined
-from ..data.combined import CombinedFeed
-from ..data.external_feed import ExternalFeed
-from ..data.feed import Feed
+from ..data.feeds import combined
+from ..data.feeds.combined import CombinedFeed
+from ..data.feeds.external_feed import ExternalFeed
+from ..data.feeds.feed import Feed
 from ..data.source import WithoutBadRecords
 from ..errors import UsageError, free_frames
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from ..metrics.predictions import in_order
 from ..metrics.sums import Sums
 from ..state import TrainState
@@ -182,7 +182,7 @@ class Strategy(Processes, abc.ABC):
     def feed(
         self, split, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
     ) -> Feed:
-        """Returns the feed (`engine.data.feed.Feed`) of a split of the data.
+        """Returns the feed (`engine.data.feeds.feed.Feed`) of a split of the data.
 
         Args:
           split: a `Source` or a `Stream`.

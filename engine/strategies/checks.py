@@ -24,7 +24,7 @@ from ..optimizers import KerasOptimizer
 from ..reduction import per_replica
 from ..reduction.aggregation import ADD_ROWS, MEAN, SUM, described
 from ..state import TrainState
-from ..step.context import Readings, StepContext, TracedLoss
+from ..step.context import StartValues, StepContext, TracedLoss
 from ..step.diagnosis import casts_text
 from ..step.options import CLIPS, RATE_OPTIONS, RULE_OPTIONS, Applied
 from ..step.runner import StepRunner
@@ -136,7 +136,7 @@ class StepChecks:
         check_options(self._runner.applied, state.trainer, graph, contexts[0].mesh.shard_optimizer)
         check_saved(state, graph)
         if self._shares_weights is not None:
-            check_added(state, graph, contexts[0].readings if self._shares_weights else None)
+            check_added(state, graph, contexts[0].start_values if self._shares_weights else None)
         elif self._replicas > 1 and not replicates_batch:
             check_aggregated(state, graph, [context.batch for context in contexts], self._replicas, self.second_trace)
 
@@ -382,13 +382,13 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
     return sorted({*map(variable_path, idle)})
 
 
-def check_added(state: TrainState, graph: tf.Graph, shared: Readings | None = None) -> None:
+def check_added(state: TrainState, graph: tf.Graph, shared: StartValues | None = None) -> None:
     """Checks that a step with parameter servers only adds to shared variables, or replaces them.
 
     Without it an assignment would undo what other workers have added meanwhile.
 
     Args:
-      shared: the step's readings, if several workers share the weights that it trains.
+      shared: the step's start values, if several workers share the weights that it trains.
 
     Raises:
       UsageError: it assigns a variable a value computed from its own, or a trained weight a value for a time.

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import UsageError, reason
 from ..machine import cpus, gpus
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from . import registry
 from .base import Strategy
 from .multi_worker import MultiWorker, connect

@@ -16,7 +16,7 @@ from ..data.arrays import is_on_gpus
 from ..errors import LostPeerError, UsageError
 from ..health.watchdog import Arrivals, Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState

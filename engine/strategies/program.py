@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..data.feed import Feed
+from ..data.feeds.feed import Feed
 from ..metrics.sums import RowSpec
 from ..state import TrainState
 from .pace import Pace

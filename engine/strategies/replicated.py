@@ -8,18 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from .. import logging
-from ..data.blocks import Devices
 from ..data.buckets import BucketedOrder
-from ..data.external_feed import ExternalFeed
-from ..data.feed import Feed
-from ..data.feeds import ReadFeed, ResidentFeed, StreamedFeed
+from ..data.feeds.blocks import Devices
+from ..data.feeds.external_feed import ExternalFeed
+from ..data.feeds.feed import Feed
+from ..data.feeds.feeds import ReadFeed, ResidentFeed, StreamedFeed
 from ..data.form import element_spec, text_fields
 from ..data.lengths import source_order
 from ..data.reader import example_bytes, in_memory
 from ..data.source import unknown_dimensions
 from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
-from ..mesh.mesh import Mesh
+from ..mesh.layout import Mesh
 from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...engine.data.data import Data
+from ...engine.data.splits import Data
 from ..checks import InputError
 from ..files import listing, storage
 from . import checksums

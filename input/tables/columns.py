@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ...engine import logging
-from ...engine.data.data import Data
 from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, Preprocessing
 from ...engine.data.source import Source, Spec
+from ...engine.data.splits import Data
 from ...engine.errors import BadRecordError
 from ..checks import InputError
 from ..data_json import as_bytes, as_text

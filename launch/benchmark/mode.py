@@ -13,8 +13,8 @@ from typing import Any
 
 from ...engine.checkpoints import RunDir
 from ..cluster import children
-from ..plan import cost, machine
-from ..plan.graph import NotCountableError
+from ..plan import cost, measured_limits
+from ..plan.traced_ops import NotCountableError
 from ..run.base import BaseRun
 from ..run.modes.outcome import Outcome, run_result
 from ..run.training import choose_jit
@@ -81,7 +81,7 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
         return limits, ["the limits of TPUs were not measured"]
     run.log("measuring the machine's limits")
     device, shared_by = strategy.computes_on
-    limits["machine"] = machine.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
+    limits["machine"] = measured_limits.probe(device, tuple(dict.fromkeys(("float32", "bfloat16", config.precision))))
     try:
         step = cost.step_cost(strategy, run.state, config.global_batch_size)
     except NotCountableError as error:

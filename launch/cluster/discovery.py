@@ -19,7 +19,7 @@ from ...engine.machine.files import file_system_time
 from ...engine.strategies.registry import CLUSTERED
 from ..failures import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
-from .cluster import Cluster, Tasks, counts, make_cluster, split
+from .tasks import Cluster, Tasks, counts, make_cluster, split
 
 _SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0

@@ -24,8 +24,8 @@ from ...engine import logging
 from ..failures import UsageError
 from ..host.process import LockedRunDir, RunDirInUse, can_lock
 from . import rendezvous
-from .cluster import Cluster
 from .rendezvous import ClusterError, Rendezvous, Wait
+from .tasks import Cluster
 
 _POLL_SECONDS = 0.1
 _LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that is not about to end

@@ -14,7 +14,7 @@ from ...engine.machine.requests import Requests, answer_stacks
 from .. import failures
 from ..host import exits, process
 from . import discovery, rendezvous
-from .cluster import Cluster, split
+from .tasks import Cluster, split
 
 _POLL_SECONDS = 1.0
 # A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by

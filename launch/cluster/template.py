@@ -40,9 +40,9 @@ _END_SECONDS = 5.0  # limit of what libraries do at the end, such as removing te
 _MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
     *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation", "crankshaft.launch.run.training"),
-    *("crankshaft.launch.run.building", "crankshaft.launch.run.run"),
+    *("crankshaft.launch.run.building", "crankshaft.launch.run.open_run"),
     *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.modes.evaluator"),
-    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generation"),
+    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generate"),
     "crankshaft.launch.run.modes.prediction_files",
 )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..failures import UsageError
 from .children import MARK
-from .cluster import Cluster, make_cluster
+from .tasks import Cluster, make_cluster
 
 NAME = "TF_CONFIG"
 

@@ -16,12 +16,12 @@ from absl import flags
 from ...engine import logging
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data.data import Data
+from ...engine.data.splits import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...input import data_json
 from ..cluster import discovery
-from ..cluster.cluster import Cluster
+from ..cluster.tasks import Cluster
 from ..failures import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
 from . import parsing, paths, registry, rules, saved_config

@@ -18,9 +18,9 @@ from ..benchmark import benchmark_report
 from ..command_line import command_flags, help
 from ..command_line.rules import Path, flag
 from ..failures import UsageError
-from ..host.files import write_user_file
+from ..host.text_files import write_user_file
 from . import page
-from .run import MonitoredRun
+from .recorded_run import MonitoredRun
 
 _FOR_EVER = float("inf")
 

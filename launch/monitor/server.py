@@ -27,7 +27,7 @@ from ..command_line.rules import Integer, Text, flag
 from ..failures import UsageError
 from ..host.serving import Application, Server
 from . import page
-from .run import MonitoredRun
+from .recorded_run import MonitoredRun
 
 _HEADERS = [
     ("Cache-Control", "no-store"),

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from ...engine.data import form
-from ...engine.data.combined import CombinedFeed
-from ...engine.data.feeds import UntakenFeed
+from ...engine.data.feeds.combined import CombinedFeed
+from ...engine.data.feeds.feeds import UntakenFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals import graphs
 from ...engine.inventory import Inventory
@@ -22,8 +22,8 @@ from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.strategies.inner_loop import InnerLoop
 from ...engine.trainer import Trainer
-from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, trips
 from .quantities import Product, flops_by_dtype
+from .traced_ops import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, trips
 
 SOURCE = "matrix products and convolutions in the step's graph, forward and backward"
 _MATMULS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
@@ -255,7 +255,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
     cache holds is measured by that cache's rate: memory does not limit it.
 
     Args:
-      machine: limits of each device, as `launch.plan.machine.probe` returns them.
+      machine: limits of each device, as `launch.plan.measured_limits.probe` returns them.
 
     Returns:
       bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate as a share of it; above 1 where

@@ -29,14 +29,14 @@ from ..command_line import config as configs
 from ..command_line.rules import Boolean, Number, Text, flag
 from ..failures import UsageError
 from ..host import process
-from ..host.files import write_json
+from ..host.text_files import write_json
 from . import hardware, plan_report, simulation
 from .estimate import Estimate, device_bytes, estimate
 from .hardware import Hardware
-from .program import execute
+from .scripts import execute
 
 if TYPE_CHECKING:
-    from ...engine.data.data import Data
+    from ...engine.data.splits import Data
     from ..command_line.config import Config
 
 _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [flags of train]]"
@@ -206,7 +206,7 @@ class _Plans:
         with _tensorflow():
             from ..host.isolation import Isolation
             from ..run.data import loading
-            from ..run.run import run_environment
+            from ..run.open_run import run_environment
             from .quantify import quantify
         with run_environment(config, Isolation(config.keras_defaults)):
             checks.check_named(config)

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from ...engine.internals import graphs
-from .graph import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, through_identities, trips
+from .traced_ops import BRANCHES, CALLS, LOOPS, NotCountableError, needed, tensor_bytes, through_identities, trips
 
 # Ops whose outputs are their inputs' memory, or a variable's, or the caller's.
 VIEWS = {

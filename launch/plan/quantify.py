@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from ...engine.data import combined
 from ...engine.data.arrays import Mapped
-from ...engine.data.data import Data
-from ...engine.data.feeds import ReadFeed, ResidentFeed
+from ...engine.data.feeds import combined
+from ...engine.data.feeds.feeds import ReadFeed, ResidentFeed
 from ...engine.data.reader import example_bytes
 from ...engine.data.source import Split
+from ...engine.data.splits import Data
 from ...engine.internals.variables import tf_variable
 from ...engine.inventory import Inventory
 from ...engine.mesh import shards
@@ -23,10 +23,10 @@ from ..failures import UsageError
 from ..run.building import parallel_micro_batches
 from . import cost
 from .cost import variable_bytes
-from .graph import NotCountableError
 from .peak_memory import OUTSIDE, peak
 from .quantities import Memory, Work
 from .rehearsal import Layout, Rehearsal, rehearse
+from .traced_ops import NotCountableError
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
 # See docs/plan.md. Above this share of the memory, the uncertainty is more than 15 % of all memory.

@@ -13,13 +13,13 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ...engine.data import form
-from ...engine.data.combined import CombinedFeed
-from ...engine.data.data import Data
-from ...engine.data.feeds import UntakenFeed
+from ...engine.data.feeds.combined import CombinedFeed
+from ...engine.data.feeds.feeds import UntakenFeed
 from ...engine.data.source import unknown_dimensions
+from ...engine.data.splits import Data
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
-from ...engine.mesh.mesh import Axis, Mesh
+from ...engine.mesh.layout import Axis, Mesh
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
@@ -32,8 +32,8 @@ from ..failures import UsageError
 from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
-from .graph import tensor_bytes
 from .quantities import Message
+from .traced_ops import tensor_bytes
 
 
 @dataclasses.dataclass

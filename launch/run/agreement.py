@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine import logging
-from ...engine.data.combined import Combined
+from ...engine.data.feeds.combined import Combined
 from ...engine.data.streamed import is_part
 from ...engine.machine import environment, files
 from ..command_line.config import Config

@@ -12,8 +12,8 @@ from typing import Any
 from ...engine.checkpoints import Checkpoints
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
-from ...engine.data.data import Data
 from ...engine.data.source import Source, Split, WithoutBadRecords
+from ...engine.data.splits import Data
 from ...engine.data.streamed import Stream
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period

@@ -16,10 +16,11 @@ import tensorflow as tf
 from ...engine import optimizers
 from ...engine.build import prepare
 from ...engine.checkpoints import Checkpoints, RunDir, WritingProcess
-from ...engine.data import combined, form
-from ...engine.data.data import Data
-from ...engine.data.feed import Feed
+from ...engine.data import form
+from ...engine.data.feeds import combined
+from ...engine.data.feeds.feed import Feed
 from ...engine.data.order import Order
+from ...engine.data.splits import Data
 from ...engine.errors import reason
 from ...engine.health import watchdog
 from ...engine.inventory import Inventory
@@ -40,12 +41,12 @@ from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.flags import FIELDS
 from ..command_line.values import plain
 from ..failures import RunError, UsageError
-from ..host import threads
+from ..host import cpu_threads
 from . import free_bytes, progress
 from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
-from .run import Run
+from .open_run import Run
 from .saved import weights
 
 # One of fewer examples is not worth its cost: all of TensorFlow's kernels of a step are started for each.
@@ -161,7 +162,7 @@ def parallel_micro_batches(config: Config) -> int:
     splits = config.trainer_class.splits_batch(**config.configured_arguments("model_arg"))
     if not splits or config.strategy != "one_device" or config.jit == "on" or not config.owns_process:
         return 1
-    cores = threads.configured()
+    cores = cpu_threads.configured()
     examples = config.global_batch_size // config.accumulate_steps
     return cores if 1 <= cores <= examples // _LEAST_EXAMPLES_PER_MICRO_BATCH else 1
 
@@ -288,7 +289,7 @@ def build_checkpoints(
         "strategy": strategy.describe(),
         "data": strategy.exchange(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
     }
-    about["cpu"], about["updated"] = threads.counts(strategy), state.updated()
+    about["cpu"], about["updated"] = cpu_threads.counts(strategy), state.updated()
     if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
         about["input"] = parts
     if compile_values := getattr(state.trainer, "compile_values", None):

@@ -12,9 +12,9 @@ from ...engine.checkpoints import RunDir
 from .. import explanations
 from ..command_line.config import Config
 from ..failures import EXIT_USAGE, RunError
-from ..host.files import finite, write_json, write_run_file
 from ..host.process import LockedRunDir
 from ..host.signals import EXIT_CODES
+from ..host.text_files import finite, write_json, write_run_file
 
 if TYPE_CHECKING:
     from ...engine.loop import Loop

@@ -35,13 +35,13 @@ from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
 from ..failures import EXIT_REGROUP, UsageError, print_line
-from ..host.files import write_run_file
 from ..host.signals import EXIT_CODES, Signals
+from ..host.text_files import write_run_file
 from . import hooks, results
 from .base import BaseRun
 from .data import external
 from .history import Means
-from .modes.evaluation import by_class, format_metrics
+from .modes.evaluate import by_class, format_metrics
 from .modes.outcome import Outcome, run_result
 from .progress import duration, print_model_summary
 from .saved import restoring, weights

@@ -18,7 +18,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.shards import Sharding
 from crankshaft.engine.strategies import WorkerTask
 from crankshaft.engine.strategies.multi_worker import connect

@@ -174,7 +174,7 @@ def test_where_datagrams_do_not_travel_lines_say_so_at_the_start_and_the_end(mon
 def test_worker_that_ended_by_its_own_error_is_named_with_it():
     with Job([0.8, NEVER]) as job:
         job.watchdogs[1].close("no space left on its disk")
-        wait_until(lambda: job.watchdogs[0].heard[1].farewell)
+        wait_until(lambda: job.watchdogs[0].heard[1].end_reason)
         job.begin(STEP)
         assert job.first_line(0) == f"worker 1 ({job.addresses[1]}) has ended: no space left on its disk"
 
@@ -188,7 +188,7 @@ def test_lost_peer_is_whom_the_first_to_notice_names():
             line = job.watchdogs[2].explain_lost_peer(error)
         assert line.startswith(f"worker 1 ({job.addresses[1]}) is gone")
         job.watchdogs[2].close("LostPeerError: by whatever words its exception ended it")
-        wait_until(lambda: job.watchdogs[0].heard[2].farewell)  # it has ended as well, and TensorFlow names it
+        wait_until(lambda: job.watchdogs[0].heard[2].end_reason)  # it has ended as well, and TensorFlow names it
         assert job.watchdogs[0].explain_lost_peer(error) == line
         assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, "task:1")) is None
 

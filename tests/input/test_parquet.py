@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from crankshaft.engine.data import entry
+from crankshaft.engine.data.entry import user_data
 from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.data.source import Spec
@@ -297,7 +297,7 @@ def test_lists_that_differ_in_length_are_examples_of_any_length(tmp_path, kind, 
         rows = np.arange(len(split))[::-1]
         found, _ = split.read(rows)
         assert [each.tolist() for each in found["seen"]] == expected[::-1]
-        padded = entry.split("train", split)
+        padded = user_data.split("train", split)
         np.testing.assert_array_equal(padded.lengths(rows)[:, 0], [*map(len, expected[::-1])])
     refusing = parquet.load(folder, 0, features=("seen",)).train
     with pytest.raises(BadRecordError, match=r"part-1.*row 1: column 'seen' has no value; fill it"):

@@ -239,8 +239,8 @@ def local(crank, tmp_path):
 @pytest.fixture
 def small_probe(monkeypatch):
     """Has the limits measured by matrices of 256 rows and arrays of a MiB."""
-    from crankshaft.launch.plan import machine
+    from crankshaft.launch.plan import measured_limits
 
-    monkeypatch.setattr(machine, "_MATMUL_SIZE", {"CPU": 256})
-    monkeypatch.setattr(machine, "_MOST_ARRAY_BYTES", 1 << 20)
-    monkeypatch.setattr(machine, "_SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(measured_limits, "_MATMUL_SIZE", {"CPU": 256})
+    monkeypatch.setattr(measured_limits, "_MOST_ARRAY_BYTES", 1 << 20)
+    monkeypatch.setattr(measured_limits, "_SAMPLE_SECONDS", 0.01)

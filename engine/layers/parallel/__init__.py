@@ -1,6 +1,6 @@
 """Layers of models sharded over a mesh of replicas, data x model. Runs on the replica."""
 
-from ...mesh.mesh import Mesh, current_mesh
+from ...mesh.layout import Mesh, current_mesh
 from .attention import Attention
 from .layers import Dense, Dropout, Embedding, RMSNorm, cross_entropy
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...errors import UsageError
-from ...mesh.mesh import current_mesh
+from ...mesh.layout import current_mesh
 from ..recompute import computed_after
 from .layers import Dense, Dropout, shard_size
 

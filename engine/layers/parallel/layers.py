@@ -15,7 +15,7 @@ import tensorflow as tf
 from ...errors import UsageError
 from ...internals import keras
 from ...mesh import shards
-from ...mesh.mesh import MODEL, Mesh, current_mesh
+from ...mesh.layout import MODEL, Mesh, current_mesh
 from ...mesh.shards import Box, Sharding
 from ...step.diagnosis import note_ids, note_labels
 from ..embeddings import hashing

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...data.feed import CallInput
+from ...data.feeds.feed import CallInput
 from ...errors import CrankshaftError, LeaseError, LostPeerError, counted, reason
 from ...health import server_probe
 from ...health.peers import is_gone

@@ -17,9 +17,9 @@ from ...internals.variables import server_device, tf_variable
 from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
-from ...step.context import Readings
+from ...step.context import StartValues
 from ..inner_loop import InnerLoop, Programs, StepTrace
-from .feed import InputStats, LeaseFeed, timestamp_after
+from .worker_feeds import InputStats, LeaseFeed, timestamp_after
 
 COUNT_SCOPE = "count_step"  # names of the ops that count a step; traces identify steps by them
 LAGS = 16  # of staleness: updates with 0, 1, ... of others between their pull and their push, and with 15 or more
@@ -161,7 +161,7 @@ class Pull:
                 buckets += layout.join(progress, reads)
         return buckets
 
-    def readings(self, buckets: Sequence[tf.Tensor]) -> Readings:
+    def start_values(self, buckets: Sequence[tf.Tensor]) -> StartValues:
         """Splits `buckets` into the values with which a step computes: of variables, and the optimizers' progress."""
         pairs: list[tuple] = []
         progress: dict[int, tf.Tensor] = {}
@@ -172,12 +172,12 @@ class Pull:
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, values, strict=True)
-        return Readings(variables=pairs, pull=self._again, moved=self._moved, progress=progress)
+        return StartValues(variables=pairs, pull=self._again, moved=self._moved, progress=progress)
 
     def _again(self, variables: Sequence[tf.keras.Variable]) -> Sequence[tuple[tf.keras.Variable, tf.Tensor]]:
         """Reads variables within a step; returns them with their values."""
         pull = Pull(variables, self._reduce_dtype)
-        return pull.readings(pull.buckets()).variables
+        return pull.start_values(pull.buckets()).variables
 
 
 class LeaseLoop(InnerLoop):

@@ -16,13 +16,13 @@ import numpy as np
 import tensorflow as tf
 
 from ...data.arrays import ArraySource
-from ...data.blocks import Devices
-from ...data.feed import Feed
+from ...data.feeds.blocks import Devices
+from ...data.feeds.feed import Feed
 from ...data.lengths import source_order
 from ...data.source import Source, WithoutBadRecords
 from ...data.streamed import divide, unwatched
 from ...errors import CrankshaftError, LostPeerError, UsageError
-from ...health import server_probe, standstill
+from ...health import hangs, server_probe
 from ...health.peers import LastHeard
 from ...internals.tensorflow import allow_compute_on_coordinator
 from ...metrics.sums import LoopSums, Sums, total_rows
@@ -37,7 +37,9 @@ from ..pace import Pace
 from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
-from .feed import (
+from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
+from .placement import Placement, server_number
+from .worker_feeds import (
     CombinedOnWorkers,
     ExternalWorkersFeed,
     LeaseFeed,
@@ -46,8 +48,6 @@ from .feed import (
     SentFeed,
     Workers,
 )
-from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
-from .placement import Placement, server_number
 
 _CALL_SECONDS = 0.1  # shortest call of `run`
 _WAIT_SECONDS = 1.0
@@ -165,10 +165,10 @@ class ParameterServer(Strategy):
     @contextlib.contextmanager
     def watch(self):
         try:
-            # Two watchers: one for this process's own standstill, one for servers, whose silence TensorFlow would wait
+            # Two watchers: one for this process's own hang, one for servers, whose silence TensorFlow would wait
             # out.
             limit, addresses, end = self.options.step_timeout_seconds, self.cluster.servers, self.options.end_process
-            with standstill.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, end):
+            with hangs.watched(2 * limit), server_probe.watched(addresses, limit, self._probe, end):
                 yield
         except LostPeerError:
             raise
@@ -300,8 +300,8 @@ class ParameterServer(Strategy):
             returns_rows = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _, pulled):
-                number, readings = feed.batch_number(number), pull.readings(pulled)
-                return runner.evaluate_batch(batch, number, state, compute, returns_rows, readings)
+                number, start_values = feed.batch_number(number), pull.start_values(pulled)
+                return runner.evaluate_batch(batch, number, state, compute, returns_rows, start_values)
 
             checks = StepChecks(state, runner, trains=False)
             return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows, checks=checks)
@@ -313,8 +313,8 @@ class ParameterServer(Strategy):
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
             def update(batch, number, collect_norm, pulled):
-                readings = pull.readings(pulled)
-                return runner.train_batch(batch, number, collect_norm, readings)
+                start_values = pull.start_values(pulled)
+                return runner.train_batch(batch, number, collect_norm, start_values)
 
             checks = StepChecks(state, runner, shares_weights=len(self.cluster.workers) > 1)
             counters = self._leases.counters
@@ -322,7 +322,7 @@ class ParameterServer(Strategy):
         pull = Pull((), tf.float32, optimizers)
 
         def with_progress(batch, number, collect_norm, pulled):
-            with runner.training(number, collect_norm, readings=pull.readings(pulled)):
+            with runner.training(number, collect_norm, start_values=pull.start_values(pulled)):
                 return step(batch, number, collect_norm)
 
         checks = StepChecks(state, None)

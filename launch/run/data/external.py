@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import tensorflow as tf
 
-from ....engine.data import entry, form, views
-from ....engine.data.combined import Combined
+from ....engine.data import form
+from ....engine.data.entry import user_data, views
+from ....engine.data.feeds.combined import Combined
 from ....engine.data.source import Split
 from ....engine.strategies.base import Program
 from ...failures import UsageError
@@ -38,7 +39,7 @@ def _checked(run: BaseRun, data, run_example) -> Split:
         if dataset is data:
             return split
     labels = form.fields(run_example).labels
-    split = entry.split("given", data, rules(run.names, form.features(run_example), run.config.has_compiled_model))
+    split = user_data.split("given", data, rules(run.names, form.features(run_example), run.config.has_compiled_model))
     if isinstance(labels, form.WeighedLabels):
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
         split = views.with_output_weights(split, shapes)
@@ -72,7 +73,7 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
-def rules(names: Names, features: Any, weighs_outputs: bool) -> entry.Rules:
+def rules(names: Names, features: Any, weighs_outputs: bool) -> user_data.Rules:
     """Returns the rules for reading data that is passed after the run's own.
 
     Args:
@@ -80,7 +81,7 @@ def rules(names: Names, features: Any, weighs_outputs: bool) -> entry.Rules:
       weighs_outputs: see `entry.Rules`.
     """
     rank = len(tf.nest.flatten(features)[0].shape)
-    return entry.Rules(weighs_outputs=weighs_outputs, rank=rank, look_up=names.look_up, may_lack=names.may_lack)
+    return user_data.Rules(weighs_outputs=weighs_outputs, rank=rank, look_up=names.look_up, may_lack=names.may_lack)
 
 
 def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:

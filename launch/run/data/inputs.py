@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from ....engine.checkpoints import Manifest, RunDir
 from ....engine.checkpoints.run_dir import NAMES
-from ....engine.data import combined, form
+from ....engine.data import form
 from ....engine.data.buckets import LengthBuckets
-from ....engine.data.combined import Combined
-from ....engine.data.data import Data
-from ....engine.data.feed import Feed
+from ....engine.data.feeds import combined
+from ....engine.data.feeds.combined import Combined
+from ....engine.data.feeds.feed import Feed
 from ....engine.data.order import Order, Origin
 from ....engine.data.source import Source, Spec, Split, unknown_dimensions
+from ....engine.data.splits import Data
 from ....engine.data.streamed import Endless, Stream
 from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.randomness import seed_after

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ....engine import logging
-from ....engine.data.data import Data
 from ....engine.data.source import Source, WithoutBadRecords
+from ....engine.data.splits import Data
 from ....engine.errors import SourceError, UnavailableError
 from ... import explanations
 from ...command_line import rules
@@ -26,14 +26,14 @@ _BY_INDEX_FLAGS = ("max_bad_records", "shuffle_window")
 
 def load(config: Config, trained_on: Data | None = None) -> Data:
     """Loads the splits of --input, with the preprocessing of the data that a model was trained on; None: of the run."""
-    entry = config.input_entry
+    user_data = config.input_entry
     arguments = {
         **config.configured_arguments("input_arg"),
-        **{name: getattr(config, name) for name in entry.from_flags},
+        **{name: getattr(config, name) for name in user_data.from_flags},
     }
     if trained_on and "trained_on" in arguments:
         arguments["trained_on"] = trained_on
-    return data_from(functools.partial(entry.make, config.data_dir, config.seed, **arguments))
+    return data_from(functools.partial(user_data.make, config.data_dir, config.seed, **arguments))
 
 
 def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
@@ -61,12 +61,14 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     Raises:
       UsageError: data can't be trained on, or not with these flags.
     """
-    from ....engine.data import combined, entry, lengths, views  # with TensorFlow
+    from ....engine.data import lengths  # with TensorFlow
     from ....engine.data.buckets import LengthBuckets
+    from ....engine.data.entry import user_data, views
+    from ....engine.data.feeds import combined
 
     share = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
-    entered, notes = entry.enter(data, 0.0 if evaluates_other else share, config.has_compiled_model)
+    entered, notes = user_data.enter(data, 0.0 if evaluates_other else share, config.has_compiled_model)
     train, evaluation = entered.train, entered.evaluation
     if share and evaluates_other:
         train = views.divided(train, share)[0]

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from filelock import lock_descriptor
 
-from ....engine.data import entry, reader
+from ....engine.data import reader
+from ....engine.data.entry import user_data
 from ....engine.data.source import Source, unknown_dimensions
 from ....engine.errors import counted
 from ....engine.machine.files import naming, sync
@@ -30,7 +31,7 @@ from ....input.records.features import Features
 from ....input.records.shard_writing import Shard, ShardRequest
 from ...command_line import registry, user_files
 from ...failures import UsageError
-from ...host import files
+from ...host import text_files
 from ..saved import fingerprints
 from . import loading
 
@@ -50,7 +51,7 @@ def load(request: ShardRequest) -> Loaded:
     """Loads the input and checks that it can be written."""
     load_input = registry.find("input", request.input).make
     loaded = loading.data_from(load_input(request.data_dir, request.seed, **request.arguments))
-    entered, _ = entry.enter(loaded)
+    entered, _ = user_data.enter(loaded)
     train, evaluation = entered.train, entered.evaluation
     by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
     for name, split in by_name.items():
@@ -240,4 +241,4 @@ def _finish(request: ShardRequest, loaded: Loaded, shards: list[tuple[Shard, dic
         split["examples"] += counts["examples"]
         split["shards"].append({"file": shard.file, **counts})
     content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
-    files.write_json(os.path.join(request.output_dir, features.NAME), content)
+    text_files.write_json(os.path.join(request.output_dir, features.NAME), content)

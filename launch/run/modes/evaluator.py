@@ -19,7 +19,7 @@ from ...host.signals import EXIT_CODES, Signals
 from .. import agreement
 from ..base import BaseRun
 from ..saved import restoring
-from .evaluation import format_metrics
+from .evaluate import format_metrics
 from .outcome import Outcome
 
 _POLL_SECONDS = 1.0

@@ -23,10 +23,10 @@ from ....engine.machine import files
 from ....engine.trainer import Trainer
 from ....input import data_json
 from ...failures import UsageError
-from ...host.files import write_json
+from ...host.text_files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights
-from . import exported_tables, predictions
+from . import exported_tables, predicting
 from .outcome import Outcome, run_result
 
 _DEFAULT = "serving_default"
@@ -116,7 +116,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     input signature of named specs, and dicts of tensors as outputs.
     """
     trainer, preprocessing = weights.unsharded_trainer(run), run.data_info.preprocessing
-    forward, forward_features = predictions.forward_and_features(trainer, run.example, name)
+    forward, forward_features = predicting.forward_and_features(trainer, run.example, name)
     model = weights.keras_model(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).layers_without_averages
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)

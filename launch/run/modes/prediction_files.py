@@ -15,9 +15,9 @@ from ....input.tables.parquet_table import library
 from ...failures import UsageError
 from ..base import BaseRun
 from ..saved import fingerprints, restoring
-from . import predictions
+from . import predicting
 from .outcome import Outcome, run_result
-from .predictions import RunView
+from .predicting import RunView
 
 _MOST_COLUMNS = 10_000
 _ROWS = 1 << 14  # rows of CSV that are formatted at once
@@ -30,10 +30,10 @@ def predict(run: BaseRun) -> Outcome:
         has_ids = bool(run.trainer.run_context.vocabulary)
         fingerprints.warn_of_other_data(config, manifest, run.checkpoints.about, has_ids)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
-    predictor = predictions.Predictor(run, config.export_model)
+    predictor = predicting.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)
     outputs = predictor(examples)
-    columns = prediction_columns(predictions.view_run(run), examples, outputs, config.export_model)
+    columns = prediction_columns(predicting.view_run(run), examples, outputs, config.export_model)
     count = len(next(iter(columns.values())))
     if run.strategy.is_chief:
         write(config.output, columns, run.names.classes)

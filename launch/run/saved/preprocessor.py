@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from ....engine.data import form
-from ....engine.data.data import Data
 from ....engine.data.preprocessing import UNCHANGED
+from ....engine.data.splits import Data
 from ...command_line.values import short
 from ...failures import UsageError
 

@@ -16,7 +16,7 @@ from ....engine.inventory import Inventory
 from ...command_line import checks, saved_config
 from ...command_line.values import differences
 from ...failures import UsageError
-from ...host import threads
+from ...host import cpu_threads
 from ..base import BaseRun
 from . import fingerprints, weights
 
@@ -74,7 +74,7 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     fingerprints.check_resumed(run.config, manifest, about, is_complete)
     fingerprints.check_division(run.config, manifest, about, run.strategy.num_replicas)
     if run.config.is_chief:
-        threads.warn_of_others(manifest, about)
+        cpu_threads.warn_of_others(manifest, about)
     return manifest
 
 

@@ -14,7 +14,8 @@ from ....engine import logging, optimizers
 from ....engine.build import make_optimizer, prepare
 from ....engine.checkpoints import Checkpoints, Manifest
 from ....engine.checkpoints.run_dir import NAMES, RunDir
-from ....engine.data import entry, form, frames
+from ....engine.data import form, frames
+from ....engine.data.entry import user_data
 from ....engine.data.source import Source
 from ....engine.data.streamed import Stream
 from ....engine.internals import keras
@@ -30,8 +31,8 @@ from ...command_line.values import differences, plain
 from ...failures import UsageError
 from ...host.isolation import Isolation
 from ..base import BaseRun
-from ..modes import prediction_files, predictions
-from ..modes.predictions import RunView
+from ..modes import predicting, prediction_files
+from ..modes.predicting import RunView
 from . import model_file, restoring, weights
 from .preprocessor import Names, check_names
 
@@ -69,7 +70,7 @@ class SavedRun:
             raise UsageError(
                 f"the data of {self.run_dir} was passed by its program; pass predict the examples, or an input's name"
             )
-        return predictions.input_splits(self.view, config.input)
+        return predicting.input_splits(self.view, config.input)
 
     def model(self, which: str, trainer_class: type[Trainer] | None, name: str | None) -> tf.keras.Model:
         """Makes a Keras model of a checkpoint; see `crankshaft.load_model`."""
@@ -91,11 +92,11 @@ class SavedRun:
             trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
         else:
             trainer_class = trainer_class or registry.find("model", str(flags["model"])).make
-            entry = registry.class_entry(trainer_class)
-            defaults = plain(entry.defaults)
+            user_data = registry.class_entry(trainer_class)
+            defaults = plain(user_data.defaults)
             given = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
             try:
-                trainer = trainer_class(**registry.coerce_arguments("model_arg", given, entry))
+                trainer = trainer_class(**registry.coerce_arguments("model_arg", given, user_data))
             except UsageError as error:
                 raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
@@ -246,13 +247,13 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
         model: tf.keras.Model = ForwardModel(trainer)
     else:
         model = weights.keras_model(trainer, name or weights.MODEL)
-    features = predictions.forward_and_features(trainer, trainer.run_context.example, name)[1]
+    features = predicting.forward_and_features(trainer, trainer.run_context.example, name)[1]
     return _with_predict(model, run, environment, features, name)
 
 
 def model_of_run(run: BaseRun, environment: Isolation, trainer: Trainer) -> tf.keras.Model:
     """Returns a Keras model that predicts as a run's trainer, or a copy of it, does; see `model_of_trainer`."""
-    return model_of_trainer(trainer, predictions.view_run(run), environment)
+    return model_of_trainer(trainer, predicting.view_run(run), environment)
 
 
 def _with_predict(
@@ -280,15 +281,15 @@ def _with_predict(
         return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x
 
     @functools.cache
-    def predictor() -> predictions.ModelPredictor:
-        return predictions.ModelPredictor(model, checked)
+    def predictor() -> predicting.ModelPredictor:
+        return predicting.ModelPredictor(model, checked)
 
     @explanations.explained
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
         with environment.defaults():
             is_ours = columns or split or x is None or isinstance(x, str) or needs_lengths
-            if is_ours or entry.has_whole_examples(x):
-                examples = predictions.prediction_split(run, features, x, split)
+            if is_ours or user_data.has_whole_examples(x):
+                examples = predicting.prediction_split(run, features, x, split)
                 outputs = predictor()(examples, batch_size or _BATCH_SIZE)
                 return prediction_files.prediction_columns(run, examples, outputs, name) if columns else outputs
             preprocessing = run.data_info.preprocessing

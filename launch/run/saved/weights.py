@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ....engine.build import prepare
-from ....engine.checkpoints import Manifest, graph, load_weights, read_newest
+from ....engine.checkpoints import Manifest, load_weights, objects, read_newest
 from ....engine.checkpoints import manifest as manifests
 from ....engine.checkpoints.run_dir import RunDir
 from ....engine.checkpoints.warm_start import averages
@@ -34,7 +34,7 @@ from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES, Config
 from ...failures import UsageError, nearest
 from ...host import isolation
-from ...host.files import write_run_file
+from ...host.text_files import write_run_file
 from ..base import BaseRun
 from . import fingerprints, model_file, preprocessor
 from .keras_weights import load_keras_weights
@@ -120,7 +120,7 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     averaged = inventory.averaged
     layers = {path: layer for path, layer in inventory.layers.items() if path not in averaged}
     names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
-    loaded = {path: average for path, average in averaged.items() if graph.has(prefix, ("trainer", *path.split(".")))}
+    loaded = {path: average for path, average in averaged.items() if objects.has(prefix, ("trainer", *path.split(".")))}
     names += _load_components(prefix, loaded)
     if averages(prefix):
         run.log(f"{prefix} is of a run with ema_decay, whose averages of weights are taken")
@@ -382,7 +382,7 @@ def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
     inventory = Inventory(trainer)
     _load_components(prefix, {**inventory.layers, **inventory.tables})
     own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
-    for at, variable in [(at, node) for at, node in graph.walk(trainer) if id(node) in own]:
+    for at, variable in [(at, node) for at, node in objects.walk(trainer) if id(node) in own]:
         load_weights(prefix, variable, ".".join(("trainer", *at)))
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, graph
+from crankshaft.engine.checkpoints import Checkpoints, objects
 
 
 class Slots(tf.Module):
@@ -44,7 +44,7 @@ def make_state(units=3, slots=True):
 
 
 def variables_of(state):
-    return [node for _, node in graph.walk(state) if graph.is_variable(node)]
+    return [node for _, node in objects.walk(state) if objects.is_variable(node)]
 
 
 def fill(state, seed):

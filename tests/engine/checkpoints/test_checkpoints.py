@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, graph, load_weights, read_newest
+from crankshaft.engine.checkpoints import Checkpoints, load_weights, objects, read_newest
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.errors import CheckpointError, SaveError
 from tests.arrays import assert_same
@@ -339,7 +339,7 @@ def test_a_reader_takes_the_newer_checkpoint_if_the_writer_removed_its_own(tmp_p
 
     def use(manifest):
         write("before the values")
-        graph.restore(manifest.prefix, other, "")
+        objects.restore(manifest.prefix, other, "")
         return manifest.step
 
     with monkeypatch.context() as patch:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.mesh import Mesh
+from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.shards import Sharding
 
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Data
-from crankshaft.engine.data import entry, views
 from crankshaft.engine.data.arrays import ArraySource, Mapped, as_tensor, wrap
+from crankshaft.engine.data.entry import user_data, views
 from crankshaft.engine.data.form import Padded, Unmeasured, WeighedLabels, fields
 from crankshaft.engine.data.form import classes as classes_of
 from crankshaft.engine.data.frames import as_arrays
@@ -24,7 +24,7 @@ N = 10
 X = np.arange(2.0 * N, dtype=np.float32).reshape(N, 2)
 Y = np.arange(N) % 3
 W = np.linspace(0.5, 2, N, dtype=np.float32)
-AS_KERAS = entry.Rules(as_keras=True, weighs_outputs=True)
+AS_KERAS = user_data.Rules(as_keras=True, weighs_outputs=True)
 
 
 class Batches(keras.utils.PyDataset):
@@ -97,20 +97,20 @@ def all_of(split):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_has_the_same_examples_weights_and_views(form):
-    entered = entry.split("train", FORMS[form](X, Y, W))
+    entered = user_data.split("train", FORMS[form](X, Y, W))
     assert_same(all_of(entered), (X, Y, W))
     for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
         np.testing.assert_array_equal(found, wanted[:7])
-    weighed = entry.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
+    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
     np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [0.5, 1.0, 3.0]).astype(np.float32))
-    again = entry.split("train", weighed)
+    again = user_data.split("train", weighed)
     assert again.element_spec == weighed.element_spec
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("lists", "tensors", "loader")])
 def test_weights_of_outputs_are_part_of_the_labels_and_whole_ones_count_for_each(form):
     labels = {"a": Y, "b": Y[:, None]}
-    entered, _ = entry.enter(
+    entered, _ = user_data.enter(
         Data(FORMS[form](X, labels, {"a": W, "b": 2 * W}), FORMS[form](X, labels, 3 * W)), weighs_outputs=True
     )
     for split, times in ((entered.train, (1, 2)), (entered.evaluation, (3, 3))):
@@ -121,13 +121,13 @@ def test_weights_of_outputs_are_part_of_the_labels_and_whole_ones_count_for_each
             np.testing.assert_allclose(found.labels.weights[name], factor * W)
             np.testing.assert_array_equal(found.labels.labels[name], labels[name])
     with pytest.raises(UsageError, match="the weights of the train data, its third part, are a dict"):
-        entry.enter(Data(FORMS[form](X, labels, {"a": W, "b": W})))
+        user_data.enter(Data(FORMS[form](X, labels, {"a": W, "b": W})))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("examples", "stream", "source")])
 def test_as_keras_takes_them_batches_keep_their_size(form):
     data = FORMS[form](X, Y)
-    entered = entry.split("x", data, AS_KERAS)
+    entered = user_data.split("x", data, AS_KERAS)
     assert entered.batch_examples == (4 if form in ("batches", "PyDataset", "loader") else None)
     np.testing.assert_array_equal(all_of(entered)[0], X)
 
@@ -135,7 +135,7 @@ def test_as_keras_takes_them_batches_keep_their_size(form):
 @pytest.mark.parametrize("form", ["arrays", "lists", "source", "PyDataset"])
 def test_the_last_examples_are_split_off_by_kerass_rule(form):
     """Without weights of their classes."""
-    entered, _ = entry.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5}), validation_split=0.25)
+    entered, _ = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5}), validation_split=0.25)
     assert (len(entered.train), len(entered.evaluation)) == (7, 3)
     np.testing.assert_array_equal(all_of(entered.evaluation)[0], X[7:])
     assert fields(entered.train.element_spec).weights
@@ -171,7 +171,7 @@ def test_numbers_in_another_byte_order_are_those_that_numpy_reads(tmp_path, form
         data = (np.load(tmp_path / "x.npy", mmap_mode="r"), y)
     else:
         data = (pair for pair in Loader(x, y)) if form == "generator" else FORMS[form](x, y)
-    split = entry.split("train", data, entry.Rules(as_keras=form == "generator", ends=True))
+    split = user_data.split("train", data, user_data.Rules(as_keras=form == "generator", ends=True))
     found = read_in_graph(split)
     assert_same(found, (X, Y))
     wanted = "float64" if form == "source" else "float32"  # a source says what it wants
@@ -192,8 +192,8 @@ class Slices:
 
 def test_whatever_has_rows_is_read_by_rows():
     x, y = Slices(X.astype(">f8")), Slices(Y)
-    train, evaluation = views.divided(entry.split("train", (x, y)), 0.3)
-    predicted = entry.features(x, entry.Rules())
+    train, evaluation = views.divided(user_data.split("train", (x, y)), 0.3)
+    predicted = user_data.features(x, user_data.Rules())
     for split, wanted in ((train, X[:7]), (evaluation, X[7:])):
         for at in ([2, 0, 1, 1], [0], []):
             np.testing.assert_array_equal(split.read(np.array(at, np.int64))[0], wanted[at])
@@ -207,15 +207,15 @@ def test_whatever_has_rows_is_read_by_rows():
 @pytest.mark.parametrize("parts", [(X, Y[:9]), (X[:9], Y), (X, Y, W[:9]), ({"a": X, "b": X[:9]}, Y)], ids=len)
 def test_a_batch_whose_arrays_differ_in_length_is_named(parts):
     with pytest.raises(CrankshaftError, match=r"Batches\[2\] is a batch with arrays of (2, 1|1, 2) examples; make"):
-        entry.split("train", FORMS["PyDataset"](*parts))
+        user_data.split("train", FORMS["PyDataset"](*parts))
 
 
 def test_values_that_an_array_masks_are_missing():
     x = np.ma.array(X, mask=X == 5)
     for data in ((x, Y), (Slices(x), Y), *(FORMS[form](x, Y) for form in ("PyDataset", "source", "loader"))):
         with pytest.raises(CrankshaftError, match=r"masked array lacks 1 of (20|8) values, the first in row 2; fill"):
-            read_in_graph(entry.split("train", data))
-    whole = entry.split("train", (np.ma.array(X, mask=False), Y))
+            read_in_graph(user_data.split("train", data))
+    whole = user_data.split("train", (np.ma.array(X, mask=False), Y))
     np.testing.assert_array_equal(all_of(whole)[0], X)
     filled = as_arrays({"x": x, "n": np.ma.array(Y, mask=Y == 1)}, may_lack=True)
     assert np.isnan(filled["x"][2, 1])
@@ -225,7 +225,7 @@ def test_values_that_an_array_masks_are_missing():
 def test_a_file_is_divided_without_a_copy(tmp_path):
     np.save(tmp_path / "x.npy", X)
     mapped = Data((np.load(tmp_path / "x.npy", mmap_mode="r"), Y))
-    entered, _ = entry.enter(mapped, validation_split=0.25)
+    entered, _ = user_data.enter(mapped, validation_split=0.25)
     for split, wanted in ((entered.train, X[:7]), (entered.evaluation, X[7:])):
         assert isinstance(split.as_arrays()[0], Mapped)
         np.testing.assert_array_equal(split.as_arrays()[0], wanted)
@@ -233,7 +233,7 @@ def test_a_file_is_divided_without_a_copy(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bool", "int64", "float64"])
 def test_integers_and_booleans_are_weights(dtype):
-    weights = entry.split("train", (X, Y, (Y > 0).astype(dtype))).as_arrays()[2]
+    weights = user_data.split("train", (X, Y, (Y > 0).astype(dtype))).as_arrays()[2]
     assert weights.dtype == np.float32
     np.testing.assert_array_equal(weights, Y > 0)
 
@@ -243,14 +243,14 @@ def test_integers_and_booleans_are_weights(dtype):
 def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
     notes: list[str] = []
     batches = dataset(*parts) if len(parts) > 1 else tf.data.Dataset.from_tensor_slices(X)
-    entered = entry.split("train", batches.batch(5, drop_remainder), notes=notes)
+    entered = user_data.split("train", batches.batch(5, drop_remainder), notes=notes)
     np.testing.assert_array_equal(fields(all_of(entered)).features, X)
     assert notes[0].startswith("the train dataset comes in batches: it is unbatched")
-    entry.split("train", batches, notes=notes)
+    user_data.split("train", batches, notes=notes)
     assert len(notes) == 1
 
 
-@pytest.mark.parametrize("rules", [AS_KERAS, entry.Rules()])
+@pytest.mark.parametrize("rules", [AS_KERAS, user_data.Rules()])
 def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
     """A generator that counts how often it is started, such as for a curriculum."""
     starts = []
@@ -261,7 +261,7 @@ def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
 
     examples = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([2], tf.float32))
     batches = examples.apply(tf.data.experimental.assert_cardinality(N)).map(lambda x: (x, x)).batch(4).prefetch(1)
-    entered = entry.split("x", batches, rules)
+    entered = user_data.split("x", batches, rules)
     assert (entered.length, starts) == (N, [])
     assert entered.batch_examples == (4 if rules is AS_KERAS else None)
 
@@ -269,7 +269,7 @@ def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
 def test_weights_that_are_none_are_ones():
     weighed = dataset(X, {"a": Y, "b": Y}, {"a": W}).batch(4).map(lambda x, y, w: (x, y, {**w, "b": None}))
     for data in (weighed, weighed.unbatch(), (X, {"a": Y, "b": Y}, {"a": W})):
-        entered, _ = entry.enter(Data(data), weighs_outputs=True)
+        entered, _ = user_data.enter(Data(data), weighs_outputs=True)
         np.testing.assert_array_equal(fields(all_of(entered.train)).labels.weights["b"], np.ones(N))
 
 
@@ -286,9 +286,13 @@ class Graphs(tf.keras.utils.PyDataset):
 @pytest.mark.parametrize(
     ("data", "rules", "says"),
     [
-        ((dataset(X, Y), Y), entry.Rules(), "x data is a _TensorSliceDataset, which comes with all of an example; lea"),
-        ((each for each in [X]), entry.Rules(), "a generator can be read once only"),
-        ((None, Y), entry.Rules(), "the x data has no features"),
+        (
+            (dataset(X, Y), Y),
+            user_data.Rules(),
+            "x data is a _TensorSliceDataset, which comes with all of an example; lea",
+        ),
+        ((each for each in [X]), user_data.Rules(), "a generator can be read once only"),
+        ((None, Y), user_data.Rules(), "the x data has no features"),
         (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 rows; call data"),
         (
             dataset(np.ones([3, 8, 2]), np.ones([3, 2])),
@@ -307,7 +311,7 @@ class Graphs(tf.keras.utils.PyDataset):
 )
 def test_what_cannot_be_one_is_one_line(data, rules, says):
     with pytest.raises(UsageError, match=says):
-        entry.split("x", data, rules)
+        user_data.split("x", data, rules)
 
 
 class Batches(tf.keras.utils.PyDataset):
@@ -330,13 +334,13 @@ def windows():
 
 @pytest.mark.parametrize("make", [Batches, rows_of_any_length, windows])
 def test_a_dataset_is_read_alike_for_training_evaluation_and_predictions(make):
-    batches, of_run = make(), entry.Rules(rank=3)
-    trained = entry.split("train", batches).element_spec
+    batches, of_run = make(), user_data.Rules(rank=3)
+    trained = user_data.split("train", batches).element_spec
     assert type(trained[0]) is (Padded if make is windows else Unmeasured)
-    assert entry.split("given", batches, of_run).element_spec == trained
-    assert entry.features(batches, of_run).element_spec[0] == trained[0]
+    assert user_data.split("given", batches, of_run).element_spec == trained
+    assert user_data.features(batches, of_run).element_spec[0] == trained[0]
     if make is not windows:  # of which Keras's `fit` has the shape of the first
-        assert entry.split("x", batches, AS_KERAS).element_spec == trained
+        assert user_data.split("x", batches, AS_KERAS).element_spec == trained
 
 
 def batches_or_examples():
@@ -400,7 +404,7 @@ MISTAKES = [
 def test_data_that_cannot_be_used_is_described(row):
     make, says = MISTAKES[row]
     with pytest.raises(UsageError) as caught:
-        entry.enter(make())
+        user_data.enter(make())
     assert_says(caught.value.message, says)
 
 
@@ -432,7 +436,7 @@ def test_parts_of_a_dataset_that_is_in_another_order_each_time_are_a_line(caplog
     pairs = (mixed, (once.take(2), once.skip(2)), divided, (again, again.take(2)), (again.take(2), other.take(2)))
     with caplog.at_level("WARNING", logger="crankshaft"):
         for pair in pairs:
-            entry.enter(Data(*(entry.split("either", each) for each in pair)))
+            user_data.enter(Data(*(user_data.split("either", each) for each in pair)))
     (line,) = [record.getMessage() for record in caplog.records]
     assert "in another order at each reading" in line
     assert "give its shuffle reshuffle_each_iteration=False" in line
@@ -441,4 +445,4 @@ def test_parts_of_a_dataset_that_is_in_another_order_each_time_are_a_line(caplog
 def test_a_cache_that_a_killed_process_left_half_written_is_one_line(tmp_path):
     (tmp_path / "x.cache_0.lockfile").write_text("Created at: 1")
     with pytest.raises(UsageError, match=r"x.cache_0.lockfile is there; if no other process reads this"):
-        entry.split("x", dataset(X, Y).cache(f"{tmp_path}/x.cache"))
+        user_data.split("x", dataset(X, Y).cache(f"{tmp_path}/x.cache"))

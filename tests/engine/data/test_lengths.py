@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Padded, Source, Spec, Trainer, UsageError, mean
-from crankshaft.engine.data import buckets, entry, form, lengths
+from crankshaft.engine.data import buckets, form, lengths
+from crankshaft.engine.data.entry import user_data
 from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.data.streamed import Endless, batched
 from crankshaft.engine.errors import BadRecordError, SourceError
@@ -104,7 +105,7 @@ class Recorder(Trainer):
 def recorder(bench, compiled):
     def get(kind, of=None, replicas=1, **options):
         def make():
-            split = entry.split("train", MADE[kind]())
+            split = user_data.split("train", MADE[kind]())
             split.buckets = of
             return bench(Recorder(), split, BATCH, replicas, block_steps=3, seed=3, optimizer="sgd", **options)
 
@@ -177,7 +178,7 @@ def test_a_run_resumed_within_an_epoch_has_the_same_bits(recorder, kind, of, tmp
 
 @pytest.mark.thorough
 def test_xla_compiles_one_program_for_each_shape(recorder, bench):
-    split = entry.split("train", Walks())
+    split = user_data.split("train", Walks())
     split.buckets = PLAIN
     made = bench(Recorder(), split, BATCH, block_steps=3, seed=3, optimizer="sgd", jit=True)
     other = recorder("source", PLAIN)
@@ -200,13 +201,13 @@ def test_lengths_are_read_once_and_stored_beside_the_data(tmp_path):
 
     for read in (EXAMPLES, 0):
         source = OfFile()
-        found = lengths.measured(entry.split("train", source), Processes())
+        found = lengths.measured(user_data.split("train", source), Processes())
         np.testing.assert_array_equal(found, LENGTHS[:, None])
         assert source.read_so_far == read
     (stored,) = (tmp_path / ".crankshaft").glob("*.lengths")
     stored.write_bytes(stored.read_bytes()[:-4])  # damaged: read again
-    assert len(lengths.measured(entry.split("train", OfFile()), Processes())) == EXAMPLES
-    half = entry.split("train", OfFile()).between(20, 29)
+    assert len(lengths.measured(user_data.split("train", OfFile()), Processes())) == EXAMPLES
+    half = user_data.split("train", OfFile()).between(20, 29)
     np.testing.assert_array_equal(lengths.measured(half, Processes()), LENGTHS[20:, None])
 
 
@@ -215,7 +216,7 @@ def test_a_slice_of_a_source_without_identity_stores_no_lengths(tmp_path):
         def files(self):
             return [str(tmp_path / "walks.bin")]
 
-    lengths.measured(entry.split("train", OfFile()).between(0, 9), Processes())
+    lengths.measured(user_data.split("train", OfFile()).between(0, 9), Processes())
     assert not [*tmp_path.iterdir()]
 
 
@@ -226,7 +227,7 @@ def test_an_example_longer_than_its_length_was_is_not_cut(bench, of):
         def lengths(self, indices):
             return np.maximum(LENGTHS[indices, None] - 4, 1)
 
-    split = entry.split("train", Grown())
+    split = user_data.split("train", Grown())
     split.buckets = of
     made = bench(Recorder(), split, BATCH, replicas=3, seed=3, optimizer="sgd")
     with pytest.raises(tf.errors.InvalidArgumentError, match="an example is not of the length that was read for it"):
@@ -249,9 +250,9 @@ def test_a_source_that_decodes_states_its_lengths():
             return tf.tile(values[..., None], [1, 1, 2]), stored + 1
 
     with pytest.raises(SourceError, match=r"decode makes arrays of unknown length; define lengths\(indices\)"):
-        entry.split("train", Encoded()).read(np.arange(3))
+        user_data.split("train", Encoded()).read(np.arange(3))
     Encoded.lengths = lambda self, indices: LENGTHS[indices][:, None]
-    source = entry.split("train", Encoded())
+    source = user_data.split("train", Encoded())
     walks, ids = source.decode(source.read(np.array([4, 2])), None)
     assert walks.lengths.numpy().tolist() == LENGTHS[[4, 2]].tolist()
     np.testing.assert_array_equal(ids, [5, 3])
@@ -271,7 +272,7 @@ def test_two_unknown_dimensions_and_words_have_lengths_and_masks():
             images = [np.ones([2 + i, 4 - i, 1], np.uint8) for i in indices]
             return ({"words": [np.array(["a"] * (i + 1), object) for i in indices], "image": images},)
 
-    source = entry.split("train", Mixed())
+    source = user_data.split("train", Mixed())
     stored = tf.nest.map_structure(tf.constant, source.read(np.arange(2)))
     (features,) = source.decode(stored, None)
     assert features["image"].lengths.numpy().tolist() == [[2, 4], [3, 3]]
@@ -288,7 +289,7 @@ def test_a_bad_record_is_replaced_with_its_length():
                 raise BadRecordError(7, "record 7 is bad")
             return super().read(indices)
 
-    source = WithoutBadRecords(entry.split("train", Bad()), 1, lambda line: None)
+    source = WithoutBadRecords(user_data.split("train", Bad()), 1, lambda line: None)
     assert lengths.measured(source, Processes())[7] == LENGTHS[8]
 
 
@@ -312,7 +313,7 @@ def test_a_mistake_of_a_source_is_one_line(shape, rows, message):
             return (rows,)
 
     with pytest.raises((UsageError, SourceError), match=message):
-        entry.split("train", Wrong()).read(np.arange(2))
+        user_data.split("train", Wrong()).read(np.arange(2))
 
 
 def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
@@ -324,12 +325,12 @@ def test_buckets_that_can_not_hold_the_data_are_one_line(bench):
         ),
         ("dataset", BOUND, "24 positions in a batch, and a stream's batches have one size: 6 x 12 are more"),
     ]:
-        data = entry.split("train", MADE[split]())
+        data = user_data.split("train", MADE[split]())
         data.buckets = of
         with pytest.raises(UsageError, match=message):
             bench(Recorder(), data, BATCH, seed=3, optimizer="sgd")
     with pytest.raises(UsageError, match="names axis 1, counted from 0, and an example of the data has 1 unknown"):
-        lengths.bucketed(entry.split("train", Walks()), buckets.LengthBuckets(1, (3,)))
+        lengths.bucketed(user_data.split("train", Walks()), buckets.LengthBuckets(1, (3,)))
 
 
 @pytest.mark.parametrize("axis", [0, 2])
@@ -348,7 +349,7 @@ def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
         of_words, of_boxes = (tf.gather(tf.constant(each), i) for each in (words, boxes))
         return tf.ones([of_words]), (tf.ones([of_boxes]), tf.ones([of_words]))
 
-    split = entry.split("train", tf.data.Dataset.range(EXAMPLES).map(example))
+    split = user_data.split("train", tf.data.Dataset.range(EXAMPLES).map(example))
     examples, epoch = split.examples(None, tf.constant(0, tf.int64)), tf.constant(0, tf.int64)
     for batch in buckets.in_windows(examples, buckets.LengthBuckets(axis, BOUNDARIES), BATCH, 3, epoch):
         of_words, of_boxes, of_labels = (each.shape[1] for each in tf.nest.flatten(form.values(batch)))
@@ -357,14 +358,14 @@ def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
 
 
 def test_a_stream_that_is_not_counted_keeps_its_buckets():
-    bucketed = lengths.bucketed(entry.split("train", stream()), PLAIN)
+    bucketed = lengths.bucketed(user_data.split("train", stream()), PLAIN)
     assert Endless(bucketed, EXAMPLES).buckets is PLAIN
 
 
 def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():
     rows = tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1.0], [1.0, 2.0]]), [1.0, 2.0]))
     for dataset in (rows, rows.batch(2)):
-        split = entry.split("train", dataset)
+        split = user_data.split("train", dataset)
         assert split.element_spec[0] == form.Ragged(Spec([None], "float32", is_ragged=True), Spec([], "int32"))
         elements = [features for features, _ in split.examples(None, tf.constant(0, tf.int64))]
         assert [(each.values.numpy().tolist(), int(each.lengths)) for each in elements] == [([1.0], 1), ([1.0, 2.0], 2)]
@@ -425,7 +426,7 @@ PADDED = {name for name, (_, found) in ONES.items() if found == LENGTHS_OF_BATCH
 @pytest.mark.parametrize("name", ONES)
 def test_padding_of_batches_is_no_length_and_rows_of_sparse_tensors_have_theirs(name, caplog):
     make, expected = ONES[name]
-    split = entry.split("train", make())
+    split = user_data.split("train", make())
     padded = form.features(split.element_spec)
     padded = padded[0] if type(padded) is tuple else padded
     assert type(padded) is (form.Unmeasured if name in PADDED else form.Padded)
@@ -445,7 +446,7 @@ def test_a_sparse_row_with_gaps_is_one_line():
     with pytest.raises(
         tf.errors.InvalidArgumentError, match="a sparse row of the dataset lacks values before its last"
     ):
-        list(entry.split("train", rows).examples(None, tf.constant(0, tf.int64)))
+        list(user_data.split("train", rows).examples(None, tf.constant(0, tf.int64)))
 
 
 @pytest.mark.parametrize("of", [None, buckets.LengthBuckets(2, (1, 5))], ids=["plain", "buckets"])
@@ -455,7 +456,7 @@ def test_empty_examples_of_a_stream_are_padded_as_a_source_s(of):
     def example(i):
         return {"image": tf.ones([i // 3, i % 1, 1]), "words": tf.repeat("a", i % 3)}, i
 
-    split = entry.split("train", tf.data.Dataset.range(3, 5).map(example))
+    split = user_data.split("train", tf.data.Dataset.range(3, 5).map(example))
     split = lengths.bucketed(split, of) if of else split
     taken = split.examples(None, tf.constant(0, tf.int64))
     for count in (1, 2):

@@ -81,7 +81,7 @@ def inject(peer, *datagrams):
 
 
 @pytest.mark.parametrize(
-    ("farewell", "heard"),
+    ("end_reason", "heard"),
     [
         ("no such file: data/a.txt", "no such file: data/a.txt"),
         ("", ""),
@@ -96,13 +96,13 @@ def inject(peer, *datagrams):
     ids=["short", "empty", "long", "two bytes", "odd", "three bytes", "four bytes", "escaped", "no text"],
 )
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
-def test_a_farewell_arrives_up_to_its_length(farewell, heard, secret):
+def test_the_reason_of_an_end_arrives_up_to_its_length(end_reason, heard, secret):
     with channels(secret, secret) as (teller, listener):
-        teller.send(7, 8, 9, farewell, 1)
-        wait_until(lambda: listener.listen(0.01) or listener.heard[0].farewell is not None)
+        teller.send(7, 8, 9, end_reason, 1)
+        wait_until(lambda: listener.listen(0.01) or listener.heard[0].end_reason is not None)
     found = listener.heard[0]
     assert (found.step, found.beats, found.arrived, found.lost) == (7, 8, 9, 1)
-    assert found.farewell == heard
+    assert found.end_reason == heard
 
 
 @pytest.mark.parametrize(("bind", "free"), [("", []), ("127.0.0.2", ["127.0.0.1"])])
@@ -138,21 +138,21 @@ def test_heartbeats_go_to_each_address_of_a_name_and_come_at_any(monkeypatch):
 
 
 def forged(peer, **changes):
-    """A farewell as one writes it who knows all that is known before: names, addresses, the port."""
+    """A message of an end as one writes it who knows all that is known before: names, addresses, the port."""
     message = {
         "job": zlib.crc32(" ".join(peer.addresses).encode()),
         "worker": 0,
         "step": 1,
         "beats": 1,
         "arrived": -1,
-        "farewell": "bye",
+        "end_reason": "bye",
         "lost": -1,
     }
     return json.dumps(message | {"process": "0" * 32, "number": 10, "to": ""} | changes).encode()
 
 
 @pytest.mark.parametrize("secret", [b"", b"a secret of the job"])
-def test_a_forged_farewell_is_not_heard(secret):
+def test_a_forged_end_is_not_heard(secret):
     with channels(secret, secret) as (teller, listener):
         before = listener.heard[0]
         inject(
@@ -174,15 +174,15 @@ def test_a_forged_farewell_is_not_heard(secret):
 def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(wire, secret):
     with channels(secret, secret) as (teller, listener):
         teller.send(5, 5, 5, "an error of before", -1)
-        hear(listener, farewell="an error of before")
+        hear(listener, end_reason="an error of before")
         teller.close()
         said = sent_by(teller, wire)
         again = Peers(0, NAMES, listener.addresses, secret)  # the worker, restarted
         again.open()
         greet(again, listener)
-        assert listener.heard[0].farewell is None
+        assert listener.heard[0].end_reason is None
         inject(listener, *said)
-        assert listener.heard[0].farewell is None
+        assert listener.heard[0].end_reason is None
         again.send(6, 6, 6)
         hear(listener, step=6)
         later = Peers(1, NAMES, listener.addresses, secret)  # and the listener
@@ -192,21 +192,21 @@ def test_what_an_earlier_process_said_counts_for_nothing_when_it_is_sent_again(w
         assert later.heard == {}
         greet(again, later)
         inject(later, *said)
-        assert later.heard[0].farewell is None
+        assert later.heard[0].end_reason is None
         again.close()
         later.close()
 
 
-def test_a_newer_beat_takes_a_farewell_back_and_an_older_one_does_not(wire):
+def test_a_newer_beat_takes_a_end_reason_back_and_an_older_one_does_not(wire):
     with channels(b"", b"") as (teller, listener):
         wire.clear()
         teller.send(1, 1, 1)
         teller.send(2, 2, 2, "bye")
-        hear(listener, farewell="bye")
+        hear(listener, end_reason="bye")
         inject(listener, sent_by(teller, wire)[0])
-        assert listener.heard[0].farewell == "bye"
+        assert listener.heard[0].end_reason == "bye"
         teller.send(3, 3, 3)
-        hear(listener, step=3, farewell=None)
+        hear(listener, step=3, end_reason=None)
 
 
 @pytest.mark.parametrize("secrets", [(b"a secret of the job", b"another one's secret"), (b"", b"a secret of the job")])

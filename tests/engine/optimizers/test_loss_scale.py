@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 from crankshaft.engine.reduction import Reduction
-from crankshaft.engine.step.context import Readings, StepContext
+from crankshaft.engine.step.context import StartValues, StepContext
 from crankshaft.engine.step.gradients import Gradients
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -41,7 +41,7 @@ def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():
     scale.build()
     gradient = tf.constant([1.0 / 3, -7.0])
     slices = tf.IndexedSlices(gradient[:, tf.newaxis], tf.constant([4, 2]), tf.constant([6, 1]))
-    with StepContext(readings=Readings(scale.read())) as step:
+    with StepContext(start_values=StartValues(scale.read())) as step:
         times = Gradients([slices]).times(tf.constant(1024.0))[0]
         given = [step.scaled(gradient), times, None, tf.constant([np.inf])]
         dense, sparse, absent, infinite = Gradients(given).unscaled()
@@ -55,12 +55,12 @@ def test_a_step_has_one_scale_whoever_changes_it_meanwhile():
     """Around parameter servers another worker's step may overflow between this one's forward pass and its update."""
     scale = DynamicLossScale(initial=1024.0)
     scale.build()
-    with StepContext(readings=Readings(scale.read())) as step:
+    with StepContext(start_values=StartValues(scale.read())) as step:
         scaled = step.scaled(tf.constant([3.0]))
         scale.update(tf.constant(False))
         (gradient,) = Gradients([scaled]).unscaled()
     np.testing.assert_array_equal(gradient, [3.0])
-    with StepContext(readings=Readings(scale.read())) as step:
+    with StepContext(start_values=StartValues(scale.read())) as step:
         np.testing.assert_array_equal(step.scaled(tf.constant(1.0)), 512.0)
 
 

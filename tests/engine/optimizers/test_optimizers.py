@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
-from crankshaft.engine.step.context import Readings, StepContext
+from crankshaft.engine.step.context import StartValues, StepContext
 from tests.arrays import assert_same
 
 keras = tf.keras.optimizers
@@ -263,9 +263,9 @@ def test_pulled_progress_serves_one_update_and_others_read_their_own():
 
     @tf.function
     def step(progress):
-        with StepContext(readings=Readings(progress={id(optimizer): progress})):
+        with StepContext(start_values=StartValues(progress={id(optimizer): progress})):
             tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
-        with StepContext(readings=Readings(progress={id(optimizer): progress})):
+        with StepContext(start_values=StartValues(progress={id(optimizer): progress})):
             optimizer.apply([tf.ones(2)], variables)
             optimizer.apply([tf.ones(2)], variables)
         return optimizer.read_progress()

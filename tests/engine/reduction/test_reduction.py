@@ -85,7 +85,7 @@ def test_no_replica_holds_more_than_a_piece_of_what_all_have_sent(distribution, 
     monkeypatch.setattr(collectives, "all_gather", measured)
     whole, at_once = sums(), max(sizes)
     sizes.clear()
-    monkeypatch.setattr("crankshaft.engine.reduction.reduction.GATHERED_BYTES", 4 * 2 * replicas)
+    monkeypatch.setattr("crankshaft.engine.reduction.all_reduce.GATHERED_BYTES", 4 * 2 * replicas)
     assert_bit_equal([*whole, *sums()])
     assert at_once > 4 * 2 * 2 * replicas >= max(sizes)  # a bucket is closed when it is full, so it may hold twice that
 

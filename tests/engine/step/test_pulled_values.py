@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft import Trainer, Update, make_optimizer, mean, minimize
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
-from crankshaft.engine.step.context import Readings
+from crankshaft.engine.step.context import StartValues
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.checks import check_added
 from tests.engine.trainers import Squares
@@ -26,7 +26,7 @@ class Pulling:
 
     def __init__(self, made):
         self.made, self.runner = made, StepRunner(made.trainer)
-        self.readings: Readings | None = None
+        self.start_values: StartValues | None = None
         self.step = tf.function(self._step, autograph=False)
 
     def train(self, steps: int) -> None:
@@ -39,9 +39,9 @@ class Pulling:
     def _replica_step(self, number):
         inventory = self.made.trainer.inventory
         pulled = self._read_all(inventory.steady_variables)
-        self.readings = Readings(variables=pulled, pull=self._read_all, moved=inventory.moved_variables)
+        self.start_values = StartValues(variables=pulled, pull=self._read_all, moved=inventory.moved_variables)
         batch = tuple(map(tf.constant, DATA))
-        return self.runner.train_batch(batch, number, tf.constant(True), self.readings)
+        return self.runner.train_batch(batch, number, tf.constant(True), self.start_values)
 
     def _read_all(self, variables):
         return [(variable, tf.identity(variable.value)) for variable in variables]
@@ -227,7 +227,7 @@ def test_only_what_a_step_has_written_is_read_again(bench):
     def read_again(trainer, **options) -> list[str]:
         pulling = Pulling(bench(trainer, DATA, 8, optimizer="adam", **options))
         pulling.train(1)
-        return [variable.path for variable in pulling.readings.pulled_again]
+        return [variable.path for variable in pulling.start_values.pulled_again]
 
     assert read_again(Averaging(), accumulate_steps=2) == []
     critics = Critics()
@@ -310,11 +310,11 @@ def test_a_weight_that_a_step_assigns_for_a_time_takes_one_worker(bench, trainer
     graph = pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph
     check_added(made.state, graph)
     with pytest.raises(UsageError, match=r"kernel .*the step assigns this weight itself.*train with one worker"):
-        check_added(made.state, graph, pulling.readings)
+        check_added(made.state, graph, pulling.start_values)
 
 
 @pytest.mark.parametrize("trainer", [Critics, MomentumTeacher, Averaging])
 def test_weights_that_optimizers_alone_update_take_any_number_of_workers(bench, trainer):
     made = bench(trainer(), DATA, 8, optimizer="adam")
     pulling = Pulling(made)
-    check_added(made.state, pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph, pulling.readings)
+    check_added(made.state, pulling.step.get_concrete_function(tf.constant(0, tf.int64)).graph, pulling.start_values)

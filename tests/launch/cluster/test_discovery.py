@@ -16,8 +16,8 @@ import time
 import pytest
 
 from crankshaft.launch.cluster import discovery, rendezvous, slurm
-from crankshaft.launch.cluster.cluster import Cluster, Tasks, split
 from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.cluster.tasks import Cluster, Tasks, split
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.failures import UsageError
 from tests.waiting import PATIENCE
@@ -294,7 +294,7 @@ ALONE = """
 import sys
 from crankshaft.engine.health.peers import Peers
 from crankshaft.launch.cluster import listeners, rendezvous, resources
-from crankshaft.launch.cluster.cluster import Cluster
+from crankshaft.launch.cluster.tasks import Cluster
 ports = resources.free_ports(2)
 addresses = tuple(f"{resources.loopback()}:{port}" for port in ports)
 clusters = [Cluster((("worker 0", addresses[0]), ("worker 1", addresses[1])), index) for index in range(2)]

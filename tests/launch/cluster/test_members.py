@@ -9,10 +9,10 @@ import time
 import pytest
 
 from crankshaft.launch.cluster import members
-from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.members import Members, is_waiting
 from crankshaft.launch.cluster.rendezvous import ClusterError, PreemptedError, Rendezvous
 from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.cluster.tasks import Cluster
 from crankshaft.launch.failures import EXIT_REGROUP, UsageError
 from crankshaft.launch.host.process import LockedRunDir
 from tests.waiting import PATIENCE, wait_until

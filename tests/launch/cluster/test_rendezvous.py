@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from crankshaft.launch.cluster import rendezvous
-from crankshaft.launch.cluster.cluster import Cluster, make_cluster
 from crankshaft.launch.cluster.rendezvous import ClusterError, RefusedError, Rendezvous
 from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.launch.cluster.tasks import Cluster, make_cluster
 from crankshaft.launch.failures import UsageError
 from tests.waiting import PATIENCE
 

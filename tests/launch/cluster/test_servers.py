@@ -8,9 +8,9 @@ import signal
 import pytest
 
 from crankshaft.launch.cluster import tf_config
-from crankshaft.launch.cluster.cluster import Cluster
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.restarts import EndTimeouts, Servers, Synchronous, TaskExit
+from crankshaft.launch.cluster.tasks import Cluster
 from crankshaft.launch.failures import UsageError
 from tests import runs
 

@@ -19,7 +19,7 @@ from crankshaft.launch.command_line import checks, config, parsing, registry, ru
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.failures import UsageError
-from crankshaft.launch.host.files import write_json
+from crankshaft.launch.host.text_files import write_json
 
 OF_THE_RUN = (
     "--model=mlp --model_arg=hidden_units=4 --input=synthetic --input_arg=examples=500 --optimizer_arg=beta_1=0.8 "

@@ -12,9 +12,10 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data import entry, frames
+from crankshaft.engine.data import frames
+from crankshaft.engine.data.entry import user_data
+from crankshaft.engine.data.entry.py_dataset import BatchSource
 from crankshaft.engine.data.order import plain_order
-from crankshaft.engine.data.py_dataset import BatchSource
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.errors import SourceError
 from crankshaft.engine.strategies.parameter_server import sources
@@ -67,7 +68,7 @@ def weights(data, **more) -> np.ndarray:
 def test_a_data_frame_is_a_dictionary_of_its_columns(library):
     module = pytest.importorskip(library)
     frame, labels = module.DataFrame(X), module.Series(Y)
-    found, wanted = (entry.split("train", split).as_arrays() for split in ((frame, labels), (X, Y)))
+    found, wanted = (user_data.split("train", split).as_arrays() for split in ((frame, labels), (X, Y)))
     tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
     with crankshaft.open_run(Table, data=((frame, labels), None), **ASKED) as run:
         run.train(data=(frame, labels), steps=2)
@@ -79,12 +80,12 @@ def test_a_data_frame_is_a_dictionary_of_its_columns(library):
 
 def test_lists_of_numbers_and_text_are_arrays():
     lists = {name: column.tolist() for name, column in X.items()}
-    found, wanted = (entry.split("train", split).as_arrays() for split in ((lists, Y.tolist()), (X, Y)))
+    found, wanted = (user_data.split("train", split).as_arrays() for split in ((lists, Y.tolist()), (X, Y)))
     tf.nest.map_structure(np.testing.assert_array_equal, found, wanted)
     assert frames.as_arrays([[1, 2], [3, 4]]).shape == (2, 2)
     assert isinstance(frames.as_arrays([np.zeros(2), np.zeros(2)]), list)  # two inputs
     with pytest.raises(UsageError, match="train data: a list of lists that are not of one length"):
-        entry.split("train", ([[1, 2], [3]], Y))
+        user_data.split("train", ([[1, 2], [3]], Y))
 
 
 LARGE = np.array([16_777_217.0, 3.0, 1e8 + 7] * 7)[:ROWS]
@@ -112,10 +113,10 @@ def test_ids_that_float32_would_round_are_one_line(form):
             x = pytest.importorskip("pandas").DataFrame(x)
         if form in ("loader", "py_dataset"):
             x = Loader(5, [x, Y[:5]]) if form == "loader" else Batches(x)
-            return entry.split("train", x)
+            return user_data.split("train", x)
         if form == "matrix":
-            return entry.split("train", (np.stack([x["score"], x["age"]], 1), Y))
-        return entry.split("train", (X, x["age"]) if form == "labels" else (x, Y))
+            return user_data.split("train", (np.stack([x["score"], x["age"]], 1), Y))
+        return user_data.split("train", (X, x["age"]) if form == "labels" else (x, Y))
 
     error = SourceError if form in ("loader", "py_dataset") else UsageError
     with pytest.raises(
@@ -137,7 +138,7 @@ def test_a_loader_goes_on_where_a_run_ended_within_an_epoch(tmp_path):
         parts = weights((Loader(6), None), train_steps=steps, run_dir=str(tmp_path / "run"))
     np.testing.assert_array_equal(parts, whole)
     with pytest.raises(UsageError, match="the Loader gives no batch of arrays; have its collate_fn return"):
-        entry.split("train", Loader(6, batches=(3, 4)))
+        user_data.split("train", Loader(6, batches=(3, 4)))
 
 
 def test_columns_of_a_frame_that_fit_has_trained_on_keep_their_names(tmp_path):

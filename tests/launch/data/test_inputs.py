@@ -25,7 +25,7 @@ import numpy as np
 
 from crankshaft import Source, Spec
 from crankshaft.engine.data.source import BadRecordError
-from crankshaft.engine.data.data import Data
+from crankshaft.engine.data.splits import Data
 
 
 class Rows(Source):

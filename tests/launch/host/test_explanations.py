@@ -12,7 +12,7 @@ from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.machine import cpus
 from crankshaft.launch import explanations
 from crankshaft.launch.failures import EXIT_FAILED, EXIT_USAGE, UsageError
-from crankshaft.launch.host.files import write_user_file
+from crankshaft.launch.host.text_files import write_user_file
 
 
 def test_settings_are_named_alike_on_a_command_line_and_to_a_program():

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from crankshaft.launch.host import files
+from crankshaft.launch.host import text_files
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def pipe(tmp_path):
 
 
 def test_a_result_goes_into_a_pipe(pipe):
-    files.write_json(pipe[0], {"a": 1})
+    text_files.write_json(pipe[0], {"a": 1})
 
 
 def test_a_device_stays_one(tmp_path):
     """As root everything may be written to, /dev too."""
     link = tmp_path / "null"
     link.symlink_to("/dev/null")
-    files.write_json(link, {"a": 1})
+    text_files.write_json(link, {"a": 1})
     assert link.is_symlink()
     assert link.is_char_device()
 
@@ -39,5 +39,5 @@ def test_a_device_stays_one(tmp_path):
 def test_what_json_has_no_number_for_is_null(tmp_path):
     values = {"a": math.nan, "b": [1.5, {"c": -math.inf}], "d": "NaN"}
     as_read = {"a": None, "b": [1.5, {"c": None}], "d": "NaN"}
-    files.write_json(tmp_path / "one.json", values)
+    text_files.write_json(tmp_path / "one.json", values)
     assert json.loads((tmp_path / "one.json").read_text(), parse_constant=pytest.fail) == as_read

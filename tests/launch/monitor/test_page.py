@@ -15,7 +15,7 @@ from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.monitor import page as pages
 from crankshaft.launch.monitor import report
 from crankshaft.launch.monitor.record_reader import RecordReader
-from crankshaft.launch.monitor.run import MonitoredRun
+from crankshaft.launch.monitor.recorded_run import MonitoredRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
 from tests.launch.monitor.test_plan_file import PLAN

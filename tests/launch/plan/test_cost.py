@@ -8,8 +8,8 @@ from crankshaft import Trainer, mean
 from crankshaft.engine.layers.parallel import Dense
 from crankshaft.launch.plan import cost
 from crankshaft.launch.plan.cost import Cost
-from crankshaft.launch.plan.graph import NotCountableError
 from crankshaft.launch.plan.quantities import flops_by_dtype
+from crankshaft.launch.plan.traced_ops import NotCountableError
 from crankshaft.models import cnn, mlp
 
 pytestmark = pytest.mark.thorough

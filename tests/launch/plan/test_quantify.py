@@ -13,9 +13,9 @@ from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.launch.command_line import config as configs
 from crankshaft.launch.command_line import parsing
 from crankshaft.launch.failures import UsageError
-from crankshaft.launch.plan.graph import tensor_bytes
 from crankshaft.launch.plan.peak_memory import peak
 from crankshaft.launch.plan.quantify import quantify
+from crankshaft.launch.plan.traced_ops import tensor_bytes
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data import inputs, loading
 

@@ -22,7 +22,7 @@ from crankshaft import Trainer, UsageError, mean, open_run, run
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers import parallel
 from crankshaft.engine.strategies.base import Stop
-from crankshaft.launch.run.modes.predictions import Predictor
+from crankshaft.launch.run.modes.predicting import Predictor
 from tests import logical_cpus
 from tests.engine.trainers import Columns, Squares
 from tests.launch.line import Line

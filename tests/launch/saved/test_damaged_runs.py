@@ -15,7 +15,7 @@ from crankshaft.engine.hooks import every_steps
 from crankshaft.launch.command_line import saved_config
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
-from crankshaft.launch.host.files import write_run_file
+from crankshaft.launch.host.text_files import write_run_file
 from crankshaft.launch.run.saved import model_file
 from tests.launch.command_line.test_config import asked, checked
 from tests.launch.conftest import MLP

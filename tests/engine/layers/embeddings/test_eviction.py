@@ -12,7 +12,7 @@ from crankshaft.engine.checkpoints import load_weights
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.step.context import Readings, StepContext
+from crankshaft.engine.step.context import StartValues, StepContext
 from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import Pull
 
@@ -181,7 +181,8 @@ def test_an_update_by_a_step_that_began_before_rows_were_freed_is_refused(made, 
     variables = [shard, *(slot for slot, _ in slots(run, 0))]
 
     def push(freed: tf.Tensor) -> list[np.ndarray]:
-        with StepContext(step=tf.constant(0, tf.int64), readings=Readings(freed={id(shard): (freed, assigned.freed)})):
+        start_values = StartValues(freed={id(shard): (freed, assigned.freed)})
+        with StepContext(step=tf.constant(0, tf.int64), start_values=start_values):
             optimizer.apply([gradient], [shard])
         return [variable.numpy() for variable in variables]
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer
-from crankshaft.engine.data.feed import CallInput
+from crankshaft.engine.data.feeds.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.strategies import ServerOptions, StrategyOptions

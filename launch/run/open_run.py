@@ -28,7 +28,7 @@ from . import agreement, training
 from .base import BaseRun
 from .data import external
 from .history import HistoryRows, Means
-from .modes import evaluation, generation, prediction_files, predictions
+from .modes import evaluate, generate, predicting, prediction_files
 from .modes.outcome import Outcome
 from .results import RunOutcomeWriter
 from .saved import saved_run, weights
@@ -282,14 +282,14 @@ class Run(BaseRun):
 
         def checked(data):
             if name not in self._predictors or self._predictors[name].is_copy:
-                self._predictors[name] = predictions.Predictor(self, name)
+                self._predictors[name] = predicting.Predictor(self, name)
             return self._predictors[name].checked(data, split)
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
             outputs = self._predictors[name](examples, lambda: self._standby.name)
             if not columns:
                 return outputs
-            return prediction_files.prediction_columns(predictions.view_run(self), examples, outputs, name)
+            return prediction_files.prediction_columns(predicting.view_run(self), examples, outputs, name)
 
     @explanations.explained
     def generate(
@@ -318,7 +318,7 @@ class Run(BaseRun):
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
         with self._call("generate", while_open=False, prompt=prompt, **sampling):
-            return generation.generate_after(self, prompt, **sampling)
+            return generate.generate_after(self, prompt, **sampling)
 
     @explanations.explained
     def evaluate(self, data=None) -> dict[str, float]:
@@ -332,7 +332,7 @@ class Run(BaseRun):
           UsageError: data is of another form, or the run has none to evaluate on.
         """
         with self._call("evaluate", while_open=False, data=data) as split:
-            return evaluation.evaluate(self, split, lambda: self._standby.name)
+            return evaluate.evaluate(self, split, lambda: self._standby.name)
 
     def execute_mode(self, mode: Callable[[Run], Outcome]) -> None:
         """Executes a mode, a function of the run; writes its result, and closes the run."""

@@ -2,14 +2,14 @@
 
 import pytest
 
-from crankshaft.launch.plan import machine
+from crankshaft.launch.plan import measured_limits
 
 
 @pytest.mark.parametrize("sizes", ["small", pytest.param("as they are", marks=pytest.mark.slow)])
 def test_probe_measures_products_memory_and_cache(sizes, request):
     if sizes == "small":
         request.getfixturevalue("small_probe")
-    found = machine.probe("/device:CPU:0", ("float32", "bfloat16"))
+    found = measured_limits.probe("/device:CPU:0", ("float32", "bfloat16"))
     assert set(found["matmul_gflops"]) == {"float32", "bfloat16"}
     for name in ("float32", "bfloat16"):
         assert sorted(found["samples"]["matmul_gflops"][name])[2] == found["matmul_gflops"][name] > 0
@@ -26,6 +26,6 @@ def test_last_cache_is_that_of_all_cores_together(tmp_path):
     for core, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
         cache(core, 0, 1, "32K", str(core))
         cache(core, 1, 3, "24576K", shared)
-    assert machine.last_cache_bytes({0, 1, 2, 3}, tmp_path) == 48 << 20
-    assert machine.last_cache_bytes({1}, tmp_path) == 24 << 20
-    assert machine.last_cache_bytes({0}, tmp_path / "none") == 32 << 20  # as is assumed where nothing is told
+    assert measured_limits.last_cache_bytes({0, 1, 2, 3}, tmp_path) == 48 << 20
+    assert measured_limits.last_cache_bytes({1}, tmp_path) == 24 << 20
+    assert measured_limits.last_cache_bytes({0}, tmp_path / "none") == 32 << 20  # as is assumed where nothing is told

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import SourceError, UsageError
-from ..mesh.mesh import Mesh
+from ...errors import SourceError, UsageError
+from ...mesh.layout import Mesh
+from ..form import longest, padded_to
+from ..order import Order, replica_range
+from ..reader import checked, example_bytes
+from ..source import Spec, unknown_dimensions
+from ..streamed import Stream, batched, count, untuned
 from .feed import CallInput, Feed
-from .form import longest, padded_to
-from .order import Order, replica_range
-from .reader import checked, example_bytes
-from .source import Spec, unknown_dimensions
-from .streamed import Stream, batched, count, untuned
 
 _BLOCK_BYTES = 8 << 20  # a call's batches, at most
 

@@ -13,22 +13,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import logging
-from ..errors import UsageError
-from ..internals import pipelines
-from . import arrays as host_arrays
-from . import form, frames, views
+from ... import logging
+from ...errors import UsageError
+from ...internals import pipelines
+from .. import arrays as host_arrays
+from .. import form, frames
+from ..arrays import ArraySource
+from ..feeds.combined import Combined
+from ..form import fields
+from ..lengths import with_lengths
+from ..source import Source, Spec, Split
+from ..splits import Data
+from ..streamed import Stream
+from ..timeouts import quote_files
+from . import views
 from .array_entry import Rules, arrays_in_form, check_real, check_weights, to_dense
-from .arrays import ArraySource
-from .combined import Combined
-from .data import Data
 from .dataset_entry import check_elements, check_ranks, stream_from_dataset, warn_of_padding
-from .form import fields
-from .lengths import with_lengths
 from .py_dataset import BatchSource, GeneratorStream
-from .source import Source, Spec, Split
-from .streamed import Stream
-from .timeouts import quote_files
 
 
 def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = False) -> tuple[Data, list[str]]:

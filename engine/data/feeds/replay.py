@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ..internals.tensorflow import iterator_state, restore_iterator
+from ...internals.tensorflow import iterator_state, restore_iterator
 
 _PREFIX = b"replay"
 _MOST_SEED_BYTES = 1 << 26  # a cache in memory that a shuffle reads is part of its state

@@ -17,23 +17,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import logging
-from ..errors import UsageError, reason
-from ..internals import pipelines
-from ..internals.tensorflow import iterator_state, restore_iterator, shuffled
-from ..randomness import epoch_seed
-from .arrays import ArraySource, Mapped
+from ... import logging
+from ...errors import UsageError, reason
+from ...internals import pipelines
+from ...internals.tensorflow import iterator_state, restore_iterator, shuffled
+from ...randomness import epoch_seed
+from ..arrays import ArraySource, Mapped
+from ..buckets import in_windows
+from ..form import zeros
+from ..lengths import Padding
+from ..order import Order, even_range, replica_range
+from ..reader import Reader, raising_source_error
+from ..source import Source, Spec, unknown_dimensions
+from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
+from ..timeouts import StreamTimeout
 from .blocks import Blocks, Devices
-from .buckets import in_windows
 from .feed import CallInput, Feed, FeedStats
-from .form import zeros
-from .lengths import Padding
-from .order import Order, even_range, replica_range
-from .reader import Reader, raising_source_error
 from .replay import Replay, ReplayPosition
-from .source import Source, Spec, unknown_dimensions
-from .streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
-from .timeouts import StreamTimeout
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
 _AHEAD = 4  # batches
@@ -235,8 +235,8 @@ class StreamedFeed(Feed):
     """A stream's epochs, each shuffled within a buffer and batched; divided among processes.
 
     Each process has one plain `tf.data` iterator over its part. Batches come in the order of steps. To start at
-    another step, the feed restores the iterator's kept position (`engine.data.position`), or reads the step's epoch
-    from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.replay`).
+    another step, the feed restores the iterator's kept position (`engine.data.feeds.position`), or reads the step's
+    epoch from its beginning: of a stream that shuffles, with the seeds kept for that (`engine.data.feeds.replay`).
 
     Args:
       order: order with the sizes of batches and the seed, from `part.order`.

@@ -9,15 +9,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import logging
-from ..errors import UsageError
-from ..internals import pipelines
+from ... import logging
+from ...errors import UsageError
+from ...internals import pipelines
+from ..form import fields
+from ..lengths import with_lengths
+from ..source import Spec
+from ..streamed import DatasetStream, Stream, rows_as_tensors
 from . import views
 from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
-from .form import fields
-from .lengths import with_lengths
-from .source import Spec
-from .streamed import DatasetStream, Stream, rows_as_tensors
 
 _GAPS = (
     "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "

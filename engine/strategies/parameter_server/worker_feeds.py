@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...data.combined import CombinedFeed
-from ...data.external_feed import ExternalFeed
-from ...data.feed import CallInput, Feed, FeedStats
-from ...data.feeds import ResidentFeed, StreamedFeed
+from ...data.feeds.combined import CombinedFeed
+from ...data.feeds.external_feed import ExternalFeed
+from ...data.feeds.feed import CallInput, Feed, FeedStats
+from ...data.feeds.feeds import ResidentFeed, StreamedFeed
 from ...data.lengths import Padding
 from ...data.order import Order
 from ...data.reader import example_bytes, gather
 from ...data.source import Source, unknown_dimensions
 from ...internals.tensorflow import on_each_worker, wait_for_operations
-from ...mesh.mesh import Mesh
+from ...mesh.layout import Mesh
 from . import sources
 
 _PIECE_BYTES = 16 << 20  # of an array at once, per worker: a message is copied about three times

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import UsageError
-from .arrays import ArraySource
-from .form import Padded, WeighedLabels, example, fields
-from .source import Source, Spec, WrappedSource
-from .streamed import Stream, WrappedStream, specs
+from ...errors import UsageError
+from ..arrays import ArraySource
+from ..form import Padded, WeighedLabels, example, fields
+from ..source import Source, Spec, WrappedSource
+from ..streamed import Stream, WrappedStream, specs
 
 
 def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:

@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..errors import UsageError
-from ..randomness import derived_seed
+from ...errors import UsageError
+from ...randomness import derived_seed
+from ..form import Batches
+from ..order import Order
+from ..source import Split
+from ..streamed import Endless, Stream, StreamPart, WrappedStream
 from .feed import CallInput, Feed, FeedStats
-from .form import Batches
-from .order import Order
-from .source import Split
-from .streamed import Endless, Stream, StreamPart, WrappedStream
 
 
 class Combined(Split):

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..errors import SourceError, UsageError
-from . import arrays as host_arrays
-from . import frames, views
-from .arrays import ArraySource
-from .form import fields
+from ...errors import SourceError, UsageError
+from .. import arrays as host_arrays
+from .. import frames
+from ..arrays import ArraySource
+from ..form import fields
+from . import views
 from .py_dataset import without_optional
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"

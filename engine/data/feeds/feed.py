@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from .order import Order
-from .streamed import StreamPart
+from ..order import Order
+from ..streamed import StreamPart
 
 
 class CallInput(NamedTuple):

@@ -11,10 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from ....engine.build import prepare
-from ....engine.data import combined, entry, form, views
+from ....engine.data import form
 from ....engine.data.arrays import ArraySource
-from ....engine.data.data import Data
+from ....engine.data.entry import user_data, views
+from ....engine.data.feeds import combined
 from ....engine.data.source import Source, Split
+from ....engine.data.splits import Data
 from ....engine.data.streamed import Stream
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
@@ -177,7 +179,7 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
     if data is not None and not isinstance(data, str):
         if split is not None:
             raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-        return entry.features(data, external.rules(run.names, features, weighs_outputs=True))
+        return user_data.features(data, external.rules(run.names, features, weighs_outputs=True))
     splits = run.get_splits() if data is None else input_splits(run, data)
     name = split or ("eval" if "eval" in splits else "train")
     if name not in splits:

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import tf_variable
 from ..mesh import collectives
-from ..mesh.mesh import Axis
+from ..mesh.layout import Axis
 from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
@@ -159,13 +159,13 @@ class Reduction(tf.Module):
             values = [zero_without_examples(tf.convert_to_tensor(gradients[i]), counted) for i in indices]
             items = [Item(x, exact=False, piece=pieces[i]) for i, x in zip(indices, values, strict=True)]
             if not (in_pieces or is_sharded):
-                exact = (*terms(state, count_once, context.readings.accumulators), count_once)
+                exact = (*terms(state, count_once, context.start_values.accumulators), count_once)
                 items += [Item(term, exact=True) for term in exact]
             sums = self._sum_in_buckets(axis, items)
             summed.update(zip(indices, sums, strict=False))
         # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
-        assign(state, sums[len(indices) : -1], sums[-1], context.readings.accumulators)
+        assign(state, sums[len(indices) : -1], sums[-1], context.start_values.accumulators)
         shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
         gradients = [summed.get(i) for i in range(len(gradients))]
         return Gradients(gradients, shardings=shardings if is_on_mesh else ()), sums[-1]
@@ -181,7 +181,7 @@ class Reduction(tf.Module):
         if late := assigned_since_sum(state, batch, per_replica_variables):
             mesh = step_context().mesh
             count = mesh.zero_except_first_model_rank(self._example_count(count))
-            before = step_context().readings.accumulators
+            before = step_context().start_values.accumulators
             items = [Item(term, exact=True) for term in (*terms(late, count, before), count)]
             *totals, total = self._sum_in_buckets(mesh.all_replicas, items)
             assign(late, totals, total, before)

@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .. import logging
-from ..errors import CrankshaftError, SourceError
-from . import form
-from .arrays import RaggedArray, as_dense
-from .frames import as_float32
-from .reader import fits
-from .source import Source, Spec
-from .streamed import Stream, rows_as_tensors
+from ... import logging
+from ...errors import CrankshaftError, SourceError
+from .. import form
+from ..arrays import RaggedArray, as_dense
+from ..frames import as_float32
+from ..reader import fits
+from ..source import Source, Spec
+from ..streamed import Stream, rows_as_tensors
 
 
 def without_optional(features: Any) -> Any:

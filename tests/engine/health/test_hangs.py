@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from crankshaft.engine.health import standstill
+from crankshaft.engine.health import hangs
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -26,7 +26,7 @@ CASES = [(3.0, "ctypes.PyDLL(None).sleep"), (3.0, "time.sleep"), (0.0, "ctypes.P
 @pytest.fixture(scope="module")
 def ended():
     """By case, its (exit code, output, errors). The processes, which only wait, run at once."""
-    programs = [PROGRAM.format(path=standstill.__file__, seconds=each, stand_still=how) for each, how in CASES]
+    programs = [PROGRAM.format(path=hangs.__file__, seconds=each, stand_still=how) for each, how in CASES]
     started = [
         subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for program in programs

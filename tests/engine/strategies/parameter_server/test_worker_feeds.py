@@ -9,28 +9,28 @@ import tensorflow as tf
 
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource
-from crankshaft.engine.data.blocks import Devices
-from crankshaft.engine.data.feed import CallInput
-from crankshaft.engine.data.feeds import StreamedFeed
+from crankshaft.engine.data.feeds.blocks import Devices
+from crankshaft.engine.data.feeds.feed import CallInput
+from crankshaft.engine.data.feeds.feeds import StreamedFeed
 from crankshaft.engine.data.order import Order, Origin
 from crankshaft.engine.data.streamed import DatasetStream, divide
 from crankshaft.engine.strategies.base import Processes
-from crankshaft.engine.strategies.parameter_server import feed
+from crankshaft.engine.strategies.parameter_server import worker_feeds
 from crankshaft.engine.strategies.parameter_server.sources import Sources, difference
 
 
 @pytest.fixture
 def arrived(monkeypatch):
     """arrived(array): what a worker has of it that stands in this process, and the spec that it was told before."""
-    monkeypatch.setattr(feed, "on_each_worker", lambda coordinator, make, specs: (make(), specs))
+    monkeypatch.setattr(worker_feeds, "on_each_worker", lambda coordinator, make, specs: (make(), specs))
 
-    return feed.Workers(None).put_arrays
+    return worker_feeds.Workers(None).put_arrays
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", "bool", "object"])
 @pytest.mark.parametrize("shape", [(), (1,), (7,), (10, 3), (0, 3), (9, 2, 2)], ids=str)
 def test_what_is_sent_in_pieces_arrives_as_it_is(arrived, monkeypatch, dtype, shape):
-    monkeypatch.setattr(feed, "_PIECE_BYTES", 8)
+    monkeypatch.setattr(worker_feeds, "_PIECE_BYTES", 8)
     array = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
     if dtype == "object":
         array = np.vectorize(str, otypes=[object])(array) if array.size else array.astype(str)
@@ -46,7 +46,7 @@ def test_of_a_map_what_is_sent_is_read_piece_by_piece(arrived, monkeypatch, tmp_
     asked = []
     read = host_arrays.Mapped.__getitem__
     monkeypatch.setattr(host_arrays.Mapped, "__getitem__", lambda self, at: asked.append(at) or read(self, at))
-    monkeypatch.setattr(feed, "_PIECE_BYTES", 4 * 3 * 4)
+    monkeypatch.setattr(worker_feeds, "_PIECE_BYTES", 4 * 3 * 4)
     np.testing.assert_array_equal(arrived(mapped)[0], np.arange(30, dtype=np.float32).reshape(10, 3))
     assert max(len(range(*at.indices(10))) for at in asked) == 4
 
@@ -54,14 +54,14 @@ def test_of_a_map_what_is_sent_is_read_piece_by_piece(arrived, monkeypatch, tmp_
 EXAMPLES, BATCH, STEPS = 46, 6, 8  # an epoch; the last batch is of four
 
 
-def sent(kind=feed.SentFeed, examples: int = EXAMPLES, batch: int = BATCH, known: dict | None = None):
+def sent(kind=worker_feeds.SentFeed, examples: int = EXAMPLES, batch: int = BATCH, known: dict | None = None):
     names = tf.data.Dataset.range(examples).map(lambda number: {"number": number, "name": tf.strings.as_string(number)})
     share = divide(DatasetStream(names), Processes())
     order = share.order(batch, 7, drop_remainder=False).resumed(known)
     return kind(Devices(tf.distribute.get_strategy()), share, order, shuffle_buffer=9)
 
 
-def batches_of(made: feed.SentFeed, run: CallInput) -> list[list[int]]:
+def batches_of(made: worker_feeds.SentFeed, run: CallInput) -> list[list[int]]:
     """The numbers of a lease's steps, as a worker computes them from what it is sent."""
     step_spec, given = tf.TensorSpec([], tf.int64), (made.lease_specs, run.operands)
     assert all(tf.nest.flatten(tf.nest.map_structure(lambda spec, x: spec.is_compatible_with(x), *given)))
@@ -104,16 +104,18 @@ def test_leases_of_another_batch_size_go_on_where_an_epoch_ends():
     assert [*itertools.chain(*of_leases)] == expected
     order = made.order
     held = [
-        feed.StepIndices(order).replica_indices((), tf.constant(step, tf.int64)).numpy().tolist()
+        worker_feeds.StepIndices(order).replica_indices((), tf.constant(step, tf.int64)).numpy().tolist()
         for step in range(8, 14)
     ]
-    one_by_one = [feed.StepIndices(alone.order).replica_indices((), tf.constant(step, tf.int64)) for step in range(16)]
+    one_by_one = [
+        worker_feeds.StepIndices(alone.order).replica_indices((), tf.constant(step, tf.int64)) for step in range(16)
+    ]
     assert [*itertools.chain(*held)] == np.concatenate(one_by_one)[EXAMPLES:].tolist()
 
 
 def test_a_lease_of_large_examples_has_fewer_steps_than_were_asked_for(monkeypatch):
     expected = batches_of(sent(), sent().call_input(0, 4))
-    monkeypatch.setattr(feed, "_READ_BYTES", 2 * 6 * (8 + 1))  # two batches of numbers and their digits
+    monkeypatch.setattr(worker_feeds, "_READ_BYTES", 2 * 6 * (8 + 1))  # two batches of numbers and their digits
     made = sent()
     run = made.call_input(0, 100)
     assert run.stop in (2, 3)  # digits are one or two
@@ -127,7 +129,7 @@ def test_a_lease_read_by_its_worker_has_the_steps_that_are_not_done_if_any(monke
     source = ArraySource(np.arange(EXAMPLES))
     registered = Sources(lambda: [source], "here").answer()
     order = Order(EXAMPLES, BATCH, block_steps=1, seed=3)
-    made = feed.ReadByWorkersFeed(source, 0, order)
+    made = worker_feeds.ReadByWorkersFeed(source, 0, order)
 
     def run(operands, stop, state):
         def step(number, steps_of):

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..internals.tensorflow import runtime
-from ..mesh.mesh import Mesh
-from .arrays import device_form, is_on_gpus, on_each_device
-from .order import Order, replica_range
-from .streamed import untuned
+from ...internals.tensorflow import runtime
+from ...mesh.layout import Mesh
+from ..arrays import device_form, is_on_gpus, on_each_device
+from ..order import Order, replica_range
+from ..streamed import untuned
 
 
 class Blocks:

@@ -40,7 +40,7 @@ def watched(seconds: float):
         while not over.wait(_EVERY_SECONDS):
             put_off(max(seconds, _LEAST_SECONDS))
 
-    thread = threading.Thread(target=watch, name="standstill", daemon=True)
+    thread = threading.Thread(target=watch, name="hang-detection", daemon=True)
     thread.start()
     try:
         yield

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..internals.tensorflow import TrackableNode
+from ...internals.tensorflow import TrackableNode
 from .feed import Feed
 
 
