@@ -87,7 +87,7 @@ class _Agent:
         if config.min_workers:
             fits = functools.partial(checks.fits, config)
             timeout_seconds = config.cluster_timeout_seconds
-            self._members = Members(config.cluster, config.run_dir, config.min_workers, timeout_seconds, fits)
+            self._members = Members(config.tasks, config.files.path, config.min_workers, timeout_seconds, fits)
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
         self._child: Child | None = None
         self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
@@ -108,7 +108,7 @@ class _Agent:
                 with rendezvous.refusing(self._config.cluster):
                     self._config = self._agree()
             except CrankshaftError as error:
-                if self._members and self._members.is_late and has_ended(self._events):
+                if self._members and self._members.is_late and self._has_ended():
                     print_line(f"{self._name} has not been included, and the run has come to its end")
                     return self._end(0)
                 return self._end(fail(error.exit_code, error.message))
@@ -117,8 +117,8 @@ class _Agent:
             recorded_bytes = self._record_bytes()
             # In the task the signal handlers are those of before.
             self._child = child = self._children.fork(functools.partial(self._task, self._config))
-            if self._members and self._config.cluster.lock:
-                self._config.cluster.lock.leave_to_fork()
+            if self._members and (lock := self._config.tasks.lock):
+                lock.release()  # the fork still has it
             if self._stop:
                 child.send(self._stop[1])
             ending = TaskExit(self._name, child.wait())
@@ -130,7 +130,7 @@ class _Agent:
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
                 has_no_code = ending.code < 0 or ending.code == EXIT_REGROUP
                 return self._end(EXIT_CODES[self._stop[1].name] if self._stop and has_no_code else ending.code)
-            if ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
+            if ending.code > 0 and self._record_bytes() > recorded_bytes and self._has_ended():
                 return self._end(ending.code)  # the run is complete; what failed came after it, such as its output
             newest = self._newest_step()
             decision = self._rule.decide([ending], newest > step)
@@ -155,14 +155,16 @@ class _Agent:
             print_line(f"{self._name} ends: others have notices of preemption, and {least}; the same command resumes")
             self._stop = time.monotonic(), signal.SIGTERM
         if self._cluster:
-            folder = RunDir(self._config.run_dir).workers
-            cluster = discovery.with_newcomers(self._cluster, folder)
+            cluster = discovery.with_newcomers(self._cluster, self._config.files.workers)
         if self._stop and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
 
     def _record_bytes(self) -> int:
         return os.path.getsize(self._events) if self._events and os.path.isfile(self._events) else 0
+
+    def _has_ended(self) -> bool:
+        return self._events is not None and has_ended(self._events)
 
     def _newest_step(self) -> int:
         return max(events.newest_step(self._events), self._memory.newest_step())

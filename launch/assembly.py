@@ -76,12 +76,12 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             load = functools.partial(loading.sources, config, data)
             run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
             servers.serve(  # ends the process
-                config.cluster, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
+                config.tasks, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
             )
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
-        lock = stack.enter_context(process.lock(config.run_dir, inherited_lock)) if config.writes_run else None
+        lock = stack.enter_context(process.lock(config.files.path, inherited_lock)) if config.writes_run else None
         outcome_writer = RunOutcomeWriter(config, lock, began)
         stack.push(outcome_writer.end)
         if config.metrics_port is not None:
@@ -135,7 +135,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
 def _serve_metrics(config: Config, outcome_writer: RunOutcomeWriter, stack: contextlib.ExitStack) -> None:
     from .run import metrics
 
-    port, task = config.metrics_port, config.cluster.task if config.cluster else "chief"
+    port, task = config.metrics_port or 0, config.cluster.task if config.cluster else "chief"
     port += config.cluster.index if config.cluster and port and config.cluster.is_on_one_host else 0
     labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.configured_run_dir or ""}
     labels |= {"task": task}
@@ -153,10 +153,10 @@ def _waiting_for_peers(config: Config | None):
     if not config:
         yield
         return
-    with rendezvous.Rendezvous(config.cluster) as peers:
+    with rendezvous.Rendezvous(config.tasks) as peers:
         in_step, elastic = config.strategy == "multi_worker", bool(config.min_workers)
         peers.wait(config.cluster_timeout_seconds, new_attempt=in_step, elastic=elastic)
-        if in_step and config.is_chief and not config.cluster.secret:
+        if in_step and config.is_chief and not config.tasks.secret:
             logging.warning(
                 "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
                 tasks.SECRET,
@@ -178,5 +178,5 @@ def _guarding_tensorflow_start(config: Config | None):
         stack.enter_context(rendezvous.limited(_START_SECONDS))
         stack.enter_context(signals.keeping_sigterm())
         stack.enter_context(signals.ended_by_ctrl_c())
-        stack.enter_context(rendezvous.refuse_other_hosts(config.cluster))
+        stack.enter_context(rendezvous.refuse_other_hosts(config.tasks))
         yield

@@ -255,7 +255,8 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if kinds.intersection(_INVALID) and "Detected Infinity or NaN in output" in text:
         from ..engine.hooks import numerics
 
-        return NonfiniteError(numerics.explain(error))
+        if line := numerics.explain(error):
+            return NonfiniteError(line)
     if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
         return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]"))
     for row in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too

@@ -298,9 +298,9 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
     if arguments.validation_data is not None:
         data = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
         data = data if isinstance(data, (tuple, list)) else (data,)
-        if columns and frames.column_names(data[0]) not in (None, columns):
+        if columns and (others := frames.column_names(data[0])) not in (None, columns):
             raise UsageError(
-                f"validation_data has the columns {', '.join(frames.column_names(data[0]))}, and x has "
+                f"validation_data has the columns {', '.join(others or ())}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
         evaluation = user_data.split(

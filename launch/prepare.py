@@ -66,6 +66,7 @@ def main(argv: list[str]) -> int:
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
+    assert flags.input  # `find` refuses none
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
         from .run.data import preparing

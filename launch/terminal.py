@@ -16,17 +16,17 @@ _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16
 
 
-def stream_errors() -> list[tuple[Any, str]]:
+def stream_errors() -> list[tuple[Any, str | None]]:
     """Lists stdout and stderr, each with its handling of unencodable characters, such as "strict"."""
     return [(stream, stream.errors) for stream in (sys.stdout, sys.stderr) if hasattr(stream, "reconfigure")]
 
 
-def escaping_streams() -> list[tuple[Any, str]]:
+def escaping_streams() -> list[tuple[Any, str | None]]:
     """Lists stdout and stderr, each with the handling that escapes unencodable characters."""
     return [(stream, _ESCAPE) for stream, _ in stream_errors()]
 
 
-def set_stream_errors(streams: list[tuple[Any, str]]) -> None:
+def set_stream_errors(streams: list[tuple[Any, str | None]]) -> None:
     """Sets each stream's handling of unencodable characters."""
     for stream, errors in streams:
         # Python sets it, and then wants the position in a file that has become a pipe, as in Ray's: "Illegal seek".

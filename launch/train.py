@@ -114,7 +114,7 @@ class _Program:
         self._leaves = config.coordinates  # a worker may be down
         self.code = assembly.run_to_end(config, self._data, self._hooks).code
         if self.code != failures.EXIT_REGROUP and config.writes_run and config.progress != "off":
-            run_dir = config.configured_run_dir
+            run_dir = config.configured_run_dir or ""
             board = RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
             print(f"The run's files: {run_dir}\nTensorBoard:     {command}")

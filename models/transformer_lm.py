@@ -117,7 +117,9 @@ class Model(Trainer):
                 "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
                 "input=text, or data in that form"
             )
-        context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens
+        context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens or 0
+        if not vocabulary:
+            raise UsageError("the data does not say how many tokens there are; give model_arg=vocabulary=NUMBER")
         if context < features.shape[1]:
             raise UsageError(f"context={context} is less than the data's {features.shape[1]} tokens; use as many or 0")
         if tokens and vocabulary < tokens:

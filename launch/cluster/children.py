@@ -56,9 +56,12 @@ class Child:
 
     def _code(self, options: int) -> int | None:
         ended = os.waitid(os.P_PID, self._reaper, os.WEXITED | options)
-        if ended is None:
-            return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return ended and (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+
+    def _final_code(self, options: int) -> int:
+        code = self._code(options)
+        assert code is not None  # only a call with WNOHANG returns before the end
+        return code
 
     def send(self, number: signal.Signals) -> None:
         """Signals the child alone, not its own children, which it may need to save; a stopped one continues."""
@@ -68,7 +71,7 @@ class Child:
 
     def wait(self) -> int:
         """Waits until it and all its descendants have ended; returns its `code`."""
-        return self._code(os.WNOWAIT)  # type: ignore[return-value]
+        return self._final_code(os.WNOWAIT)
 
     def kill(self) -> None:
         """Kills it with its process group."""
@@ -78,7 +81,7 @@ class Child:
     def end(self) -> int:
         """Waits for its death, after killing it if need be; returns how it ended, as `code`. Once."""
         self.kill()
-        return self._code(0)
+        return self._final_code(0)
 
 
 def stopped_seconds(step_timeout_seconds: float | None) -> float:

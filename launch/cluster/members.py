@@ -42,7 +42,7 @@ _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 def is_waiting(address: str, members: Sequence[tuple[str, str]] = ()) -> bool:
     """Returns whether an agent waits at its task's address to take part in an attempt, and reaches all its members."""
     note = rendezvous.call(address).note
-    if not _is_agent(note) or rendezvous.leaves(note):
+    if not (note and _is_agent(note)) or rendezvous.leaves(note):
         return False
     return not {*map(str, rendezvous.missed(note))} & {address for _, address in members}
 
@@ -172,7 +172,7 @@ class Members:
         here, numbers = {self._index, *notes}, {address: n for n, (_, address) in enumerate(self._workers.addresses)}
         missed = {(n, numbers.get(str(address))) for n, note in notes.items() for address in rendezvous.missed(note)}
         apart = {pair for pair in missed | {(b, a) for a, b in missed} if here.issuperset(pair)}
-        while lost := [n for n, _ in apart]:
+        while lost := [n for n, _ in apart if n is not None]:
             out = max(lost, key=lambda n: (lost.count(n), n))
             here.remove(out)
             apart = {pair for pair in apart if out not in pair}

@@ -170,7 +170,8 @@ class TaskOutput:
         self._prefix = f"[{prefix}] ".encode()
         self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
         self._log = log
-        self._missing, self._why = 0, ""  # lines that the log lacks, and why
+        self._missing = 0  # lines that the log lacks, and why
+        self._why: str | None = None
         self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
         self._streams: list[_Stream] = []
 

@@ -44,7 +44,7 @@ def fork_below_reaper(parent: int, report: int, cores: Collection[int] = (), sto
     try:
         child = os.fork()
     except OSError as error:  # Popen would not report it
-        os.write(report, b"%d %d" % (reaper, -error.errno))
+        os.write(report, b"%d %d" % (reaper, -(error.errno or 0)))
         os._exit(1)
     if child:
         _keep(child, parent, stopped_seconds)

@@ -177,7 +177,7 @@ def _explained(cluster: Cluster):
             raise UsageError(f"bind={cluster.bind} is not an address of this host; see `ip address`") from None
         in_use = (
             f"{cluster.source}'s {cluster.task}, this process, is at {cluster.address}, and that port is in use "
-            f"({os.strerror(error.errno)})"
+            f"({error.strerror})"
         )
         if cluster.is_chosen:
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None

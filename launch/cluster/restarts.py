@@ -126,12 +126,12 @@ class Decision:
 
     Attributes:
       exit_code: exit code of the supervisor; None starts the tasks again.
-      message: line for the user; None without one.
+      message: line for the user; empty without one.
     """
 
     exit_code: int | None
     pause_seconds: float = 0.0
-    message: str | None = None
+    message: str = ""
     cause: TaskExit | None = None
 
 
@@ -298,7 +298,7 @@ class Servers(Synchronous):
         if chief is not None and not chief.code:
             waited = "evaluator" in self._deaths and all(ending.task != "evaluator" for ending in endings)
             line = "evaluator is not started again: the last checkpoint is not evaluated; mode=eval evaluates it"
-            return Decision(0, message=line if waited else None)
+            return Decision(0, message=line if waited else "")
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server ended with code 0 before the run did, without a request
             return self._failed(endings[0], advanced)

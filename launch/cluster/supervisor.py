@@ -151,7 +151,7 @@ class Supervisor:
             self._start_all()
             endings = self._watch()
             if self._stop_signal:
-                return self._exit_code_when_stopped(endings)
+                return self._exit_code_when_stopped(endings, self._stop_signal)
             step, before = self._newest_step(), self._step
             self._step = max(step, before)
             # Whether the run has got further decides about a restart: a failure that repeats at the same step would
@@ -168,7 +168,7 @@ class Supervisor:
             self._children.sweep()  # processes that tasks have left behind, in their own sessions
             # A host that is out of memory, or a port that is taken, needs some seconds.
             self._pause(decision.pause_seconds)
-        return self._exit_code_when_stopped([])
+        return self._exit_code_when_stopped([], self._stop_signal)
 
     def _start_templates(self) -> None:
         """Starts a process for each environment of tasks to fork them from; waits until all have imported TensorFlow.
@@ -242,7 +242,8 @@ class Supervisor:
             )
         except OSError as error:
             raise RunError(f"{spec.name} can't be started: {error}") from None
-        output = self._output.follow(spec.name, index, child.pid, (child.stdout, child.stderr))
+        pipes = [pipe for pipe in (child.stdout, child.stderr) if pipe]
+        output = self._output.follow(spec.name, index, child.pid, pipes)
         self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
@@ -330,7 +331,8 @@ class Supervisor:
         )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
             self._decision = self._rule.refuse_missing(ending, waiting)
-            self._end_by(self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)))
+            if timeouts := self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)):
+                self._end_by(timeouts)
 
     def _address(self, name: str) -> str:
         spec = next(spec for spec in self._specs if spec.name == name)
@@ -403,11 +405,11 @@ class Supervisor:
             # Tasks end by themselves once they have saved; whatever is left after the grace time is killed.
             self._plan, self._restarts = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
-    def _exit_code_when_stopped(self, endings: list[TaskExit]) -> int:
+    def _exit_code_when_stopped(self, endings: list[TaskExit], stop_signal: signal.Signals) -> int:
         for ending in endings:
             if ending.code and not ending.ended_on_request:
                 self._explain(f"{ending}, while it was to save and end", ending)
-        return EXIT_CODES[self._stop_signal.name]
+        return EXIT_CODES[stop_signal.name]
 
     def _explain(self, message: str, cause: TaskExit) -> None:
         log = self._output.log_path(cause.task)

@@ -142,15 +142,15 @@ def counts(kinds: Mapping[str, int]) -> str:
     return ", ".join(counted(count, kind) if kind == "worker" else f"{count} {kind}" for kind, count in kinds.items())
 
 
-def split(address: str) -> tuple[str, int] | None:
-    """Returns (host, port) of "host:port" or "[IPv6]:port"; None if it is neither."""
+def split(address: str) -> tuple[str, int]:
+    """Returns (host, port) of "host:port" or "[IPv6]:port"; ("", 0) if it is neither."""
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^\s:/\[\]]+)):(\d{1,9})", address, flags=re.ASCII)
-    return (match[1] or match[2], int(match[3])) if match else None
+    return (match[1] or match[2], int(match[3])) if match else ("", 0)
 
 
 def _normalized(address: str) -> str:
     """Spells an address as all tasks do: names of hosts have no case, and IPv6 numbers one form."""
-    host, port = split(address) or ("", 0)
+    host, port = split(address)
     try:
         number = ipaddress.ip_address(host)
     except ValueError:
@@ -180,7 +180,7 @@ def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:
     for name, address in addresses:
         if not isinstance(address, str):
             raise UsageError(f"{source}'s {name} is {str(address)!r}; write its address as 'host:port'")
-        host, port = split(address) or ("", 0)
+        host, port = split(address)
         if not host:
             raise UsageError(f"{source}'s {name} is {address!r}; write its address as 'host:port', without a scheme")
         if not 1 <= port <= 65535:

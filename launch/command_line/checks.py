@@ -48,12 +48,12 @@ def _check(config: Config) -> None:
     if config.mode == "export":
         _check_export(config)
     if config.mode == "predict":
-        if config.output.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+        if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
             raise UsageError(
                 f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
             )
         if config.is_chief:
-            _check_output(config.output)
+            _check_output(config.output_path)
     _check_init_from(config)
     if config.mode == "generate":
         check_generation(config)
@@ -178,11 +178,11 @@ def check_placement(config: Config) -> None:
     conflicts.refuse(config, conflicts.PLACEMENT_CONFLICTS)
     mesh = rules.mesh_shape(config.mesh)
     if config.strategy == "multi_worker" and not mesh:
-        check_batch(config, config.cluster.num_workers)
-    if config.min_workers and not any(fits(config, n) for n in range(config.min_workers, config.cluster.num_workers)):
+        check_batch(config, config.tasks.num_workers)
+    if config.min_workers and not any(fits(config, n) for n in range(config.min_workers, config.tasks.num_workers)):
         raise UsageError(
             f"min_workers={config.min_workers}: no number of workers from {config.min_workers} to "
-            f"{config.cluster.num_workers - 1} divides global_batch_size={config.global_batch_size}; change one of them"
+            f"{config.tasks.num_workers - 1} divides global_batch_size={config.global_batch_size}; change one of them"
         )
     if config.strategy == "parameter_server":
         _ = config.placement_rules  # reads the rules, and so finds their mistakes
@@ -213,7 +213,7 @@ def _check_sync_periods(config: Config) -> None:
 def _check_checkpoints(config: Config) -> None:
     """Checks that the run has checkpoints to evaluate or export; reading them shows whether they are complete."""
     which = config.eval_checkpoint
-    steps = checkpoint_steps(config.run_dir, which)
+    steps = checkpoint_steps(config.files.path, which)
     if not steps:
         raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
     if which not in ("latest", "best", "all", *map(str, steps)):
@@ -259,9 +259,9 @@ def check_init_from(source: str) -> bool:
 
 
 def _check_run_dir(config: Config) -> None:
-    layout = RunDir(config.run_dir)
+    layout = config.files
     if config.trains:
-        paths.check_writable("run_dir", config.run_dir)
+        paths.check_writable("run_dir", layout.path)
         for folder in (layout.checkpoints, layout.best):
             if os.path.islink(folder):  # another run may write there, and its lock is not ours
                 raise UsageError(
@@ -270,7 +270,7 @@ def _check_run_dir(config: Config) -> None:
                 )
             if os.path.lexists(folder):
                 paths.check_writable("run_dir", folder)
-    saved_config.load(config.run_dir)
+    saved_config.load(layout.path)
     for path in (layout.model, layout.events, layout.result) if config.trains else ():
         if os.path.exists(path) and not os.path.isfile(path):
             raise UsageError(

@@ -104,6 +104,18 @@ class Config(Flags):
         return self.remote.url if self.remote else self.run_dir
 
     @property
+    def tasks(self) -> Cluster:
+        """The cluster, where the strategy has one."""
+        assert self.cluster, f"strategy={self.strategy} has no cluster"
+        return self.cluster
+
+    @property
+    def files(self) -> RunDir:
+        """The files of the run, where it has a run_dir."""
+        assert self.run_dir, "run_dir is not given"
+        return RunDir(self.run_dir)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes files and prints."""
         return self.cluster is None or self.cluster.is_chief
@@ -111,7 +123,7 @@ class Config(Flags):
     @property
     def placement_rules(self) -> list[tuple[str, int]]:
         """The rules of --variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
-        servers = len(self.cluster.job("ps"))
+        servers = len(self.tasks.job("ps"))
         rules = []
         for placement in self.variable_placement:
             pattern, _, server = placement.rpartition("=ps:")
@@ -157,7 +169,7 @@ class Config(Flags):
     @property
     def serves(self) -> bool:
         """Whether this process is a worker or parameter server, which only executes a coordinator's requests."""
-        return self.strategy == "parameter_server" and self.cluster.kind in ("worker", "ps")
+        return self.strategy == "parameter_server" and self.tasks.kind in ("worker", "ps")
 
     @property
     def shards_model(self) -> bool:
@@ -188,12 +200,12 @@ class Config(Flags):
     @property
     def is_evaluator(self) -> bool:
         """Whether this process evaluates each checkpoint that others write."""
-        return self.strategy == "parameter_server" and self.cluster.kind == "evaluator"
+        return self.strategy == "parameter_server" and self.tasks.kind == "evaluator"
 
     @property
     def coordinates(self) -> bool:
         """Whether this process is the coordinator of workers and parameter servers."""
-        return self.strategy == "parameter_server" and self.cluster.kind == "chief"
+        return self.strategy == "parameter_server" and self.tasks.kind == "chief"
 
     @functools.cached_property
     def trained_on(self) -> Data | None:
@@ -201,10 +213,10 @@ class Config(Flags):
 
         None of a run without a checkpoint, which begins.
         """
-        if not self.run_dir or self.mode == "benchmark" or RunDir(self.run_dir).newest() is None:
+        if not self.has_checkpoint:
             return None
         try:
-            return data_json.from_json(read_json(RunDir(self.run_dir).model), NAMES.model)
+            return data_json.from_json(read_json(self.files.model), NAMES.model)
         except (OSError, ValueError, KeyError, TypeError):  # training writes it again, and other modes refuse it
             return None
 
@@ -212,8 +224,12 @@ class Config(Flags):
     def keeps_ids(self) -> bool:
         """Whether an input leaves ids as they are: the model takes any, or the run began when none were numbered."""
         takes_any = any(str(self.model_arg.get(name) or 0) != "0" for name in ("hash_buckets", "table_capacity"))
-        has_begun = bool(self.run_dir) and self.mode != "benchmark" and RunDir(self.run_dir).newest() is not None
-        return takes_any or has_begun
+        return takes_any or self.has_checkpoint
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether the run has one already; a benchmark reads none."""
+        return bool(self.run_dir) and self.mode != "benchmark" and self.files.newest() is not None
 
     @property
     def needs_labels(self) -> bool:
@@ -241,7 +257,7 @@ class Config(Flags):
     @property
     def output_path(self) -> str:
         """The output of --mode=export or predict: a file, or the folder in which an export has a folder per step."""
-        return self.output or RunDir(self.run_dir).export
+        return self.output or self.files.export
 
     def configured_arguments(self, flag: str) -> dict[str, Any]:
         """Returns the values of a NAME=VALUE flag, with the types of their defaults. Raises `UsageError`."""
@@ -318,7 +334,7 @@ class Config(Flags):
     def _recorded_keras_defaults(self) -> tuple[str, dict[str, Any]]:
         """Returns the path of a file that gives the run defaults of Keras, and these; without one "" and {}."""
         if self.run_dir and self.mode != "benchmark" and (saved := saved_config.load(self.run_dir)):
-            path = RunDir(self.run_dir).config
+            path = self.files.config
             if "keras" not in saved and self.is_chief:
                 logging.warning("%s is without Keras's defaults, so the run has this program's", path)
             return path, saved.get("keras", {})

@@ -67,7 +67,7 @@ PLACEMENT_CONFLICTS: Conflicts = (
         "run_eagerly out",
     ),
     (
-        lambda c: c.min_workers and (not c.max_restarts or c.cluster.is_chosen),
+        lambda c: c.min_workers and (not c.max_restarts or c.tasks.is_chosen),
         "min_workers={c.min_workers} is for workers that start again in their places, each on its host; give "
         "max_restarts to crankshaft train or crankshaft.main (crankshaft local always starts all of its workers again)",
     ),
@@ -82,8 +82,8 @@ PLACEMENT_CONFLICTS: Conflicts = (
         "order is another; use auto_shard_policy=data",
     ),
     (
-        lambda c: c.min_workers and c.min_workers >= c.cluster.num_workers,
-        "min_workers={c.min_workers}: there are {c.cluster.num_workers} workers; give fewer than that",
+        lambda c: c.min_workers and c.min_workers >= c.tasks.num_workers,
+        "min_workers={c.min_workers}: there are {c.tasks.num_workers} workers; give fewer than that",
     ),
     (
         lambda c: c.strategy == "parameter_server" and c.reduce_dtype == "float16",

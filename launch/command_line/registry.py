@@ -87,12 +87,13 @@ def find(kind: str, name: str | None) -> Entry:
       UsageError: it does not exist, or has no `Model` or `load`; exceptions of its module pass through.
     """
     check_name(kind, name)
+    path: str | None = None
     if user_files.is_path(name):
         path, module = name, user_files.run_file(kind, name)
-        name = user_files.portable_name(path)
     else:
-        path, module = None, importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
+        module = importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
     entry = _model(module, path) if kind == "model" else _input(module, path)
+    name = str(user_files.portable_name(name))
     return dataclasses.replace(entry, name=name, summary=_summary(module), path=path)
 
 
@@ -265,7 +266,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
         return boolean(value)
     if kind in (int, float) and isinstance(value, str):
         return number(value.strip(), kind is int)
-    if kind in _TYPES:
+    if kind and kind in _TYPES:
         is_other = isinstance(value, bool) and kind is not bool
         if is_other or not isinstance(value, _TYPES[kind]) or (kind is bool and value not in (0, 1)):
             raise ValueError(f"{value} is of another type")

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..failures import UsageError
 from . import paths, rules
@@ -31,7 +31,7 @@ class Module(rules.Text):
         return rules.absolute(name) if is_path(name) else name
 
 
-def is_path(name: str | None) -> bool:
+def is_path(name: str | None) -> TypeGuard[str]:
     """Returns whether a flag gives a file rather than the name of a module that comes with Crankshaft."""
     return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
 
@@ -74,7 +74,7 @@ def compile_file(kind: str, path: str) -> CodeType:
         raise UsageError(f"{kind}={path} is not Python ({error}); mend it") from None
 
 
-def missing_error(kind: str, path: str, fault: str = "") -> UsageError:
+def missing_error(kind: str, path: str | None, fault: str = "") -> UsageError:
     """Makes the error that a file has no `Model` or `load`, or one that can't be used."""
     return UsageError(f"{kind}={path} has {fault or f'no {NEEDED[kind]}'}; {_FIXES[kind]}")
 

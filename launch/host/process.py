@@ -306,16 +306,11 @@ class LockedRunDir:
             raise
 
     def release(self) -> None:
-        """Releases the lock, if it is held."""
+        """Releases the lock, if it is held; one by `flock` lasts as long as a fork of this process has it open."""
         self._owner.release()
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def leave_to_fork(self) -> None:
-        """Leaves the lock to a fork of this process: it lasts as long as that has it open. By `flock` alone."""
-        os.close(self._file)
-        self._file = None
 
     @property
     def is_by_flock(self) -> bool:

@@ -57,7 +57,7 @@ class RemoteFolder:
         self.url = url.rstrip("/")
         self.folder = tempfile.mkdtemp(prefix="crankshaft-run-")
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self._pushed: dict[str, tuple[int, int]] = {}  # (size, time of change) by path within the folder
+        self._pushed: dict[str, tuple[int, int] | None] = {}  # (size, time of change) by path within the folder
         with _explained(UsageError, f"run_dir={url} can't be read"):
             storage.retried(url, self._pull)
 

@@ -328,7 +328,7 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
         requests = [number for number in numbers if number in _EXIT_CODES]
         if requests and first is None:
             first, name = time.monotonic(), signal.Signals(requests[0]).name
-        elif requests and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
+        elif first and requests and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
             if os.isatty(1):
                 os.write(1, b"\x1b[?25h")  # shows the cursor again, which a progress bar hides
             os._exit(_EXIT_CODES[signal.Signals(requests[0])])

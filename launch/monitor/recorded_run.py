@@ -80,7 +80,11 @@ class MonitoredRun:
             revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
             if self._record:
-                shown |= {"read": round(self._record.read, 3), **self._record.age(), "killed": self._was_killed()}
+                shown |= {
+                    "read": round(self._record.read, 3),
+                    **self._record.age(),
+                    "killed": self._was_killed(self._record),
+                }
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
                 record["changed"] = _changed(record.get("latest", {}).get("config", {}).get("values"))
@@ -89,15 +93,15 @@ class MonitoredRun:
                 shown["view"] = {**record, "result": result, "logs": tails, "plan": self._plan()}
         return shown
 
-    def _was_killed(self) -> float | None:
+    def _was_killed(self, record: RecordReader) -> float | None:
         """Returns the time of the last event of a run whose process is gone, and has not written its end."""
-        start = self._record.start_without_end if self._record else {}
+        start = record.start_without_end
         if not start.get("pid_space") or start["pid_space"] != pid_space():  # process IDs of elsewhere
             return None
         pids = {str(start.get("pid"))}
         with contextlib.suppress(OSError), open(open_regular(self._lock, os.O_NOFOLLOW), "rb") as file:
             pids.update(file.read(512).decode(errors="replace").split()[:1])  # of a supervisor's, it outlives a task
-        return None if any(pid.isdecimal() and is_alive(int(pid)) for pid in pids) else self._record.time
+        return None if any(pid.isdecimal() and is_alive(int(pid)) for pid in pids) else record.time
 
     def _plan(self) -> dict[str, Any]:
         """Returns the plan's figures for the run's number of workers; {} without a plan for it."""

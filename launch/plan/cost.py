@@ -278,7 +278,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
         "limit_steps_per_sec": limit,
         "share_of_limit": steps_per_sec / limit,
         "intensity_flops_per_byte": cost.total_flops / cost.bytes,
-        "matmul_dtype": max(cost.flops, key=cost.flops.get),
+        "matmul_dtype": max(cost.flops, key=cost.flops.__getitem__),
         "bandwidth": "cache" if cached else "memory",
         "compute_seconds": compute_seconds,
         "memory_seconds": memory_seconds,

@@ -132,8 +132,8 @@ class Hardware:
 
     def memory_seconds(self, moved_bytes: float, resident_bytes: float = math.inf) -> float:
         """Computes the seconds of moving bytes of tensors that take `resident_bytes`."""
-        is_cached = self.cache_gb_per_sec and resident_bytes <= 2**20 * (self.cache_mb or 0)
-        rate = self.cache_gb_per_sec if is_cached else self.memory_gb_per_sec
+        fits = resident_bytes <= 2**20 * (self.cache_mb or 0)
+        rate = (self.cache_gb_per_sec if fits else None) or self.memory_gb_per_sec
         return moved_bytes / (1e9 * rate * self.achieved.get("memory", 1.0))
 
     def message_seconds(self, link: str, message_bytes: float) -> float:

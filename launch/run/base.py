@@ -97,6 +97,12 @@ class BaseRun:
         """The run's examples, by "train" and "eval"."""
         return self.inputs.splits
 
+    def checkpoints_for(self, which: str | int) -> Checkpoints:
+        """Returns the checkpoints of the run, where it has a run_dir: those of the best evaluation for "best"."""
+        checkpoints = self.best if which == "best" else self.checkpoints
+        assert checkpoints is not None, "run_dir is not given"
+        return checkpoints
+
     @property
     def example(self) -> Any:
         """A batch of one example, zeros, in the form of the data."""

@@ -70,8 +70,9 @@ def build_run(
       limits: functions that return the last step that a hook allows, see `Hook.last_step`.
       check_folder: raises where the run_dir is not this run's any more.
     """
+    steps: int | None = config.train_steps or 1
     if config.mode in WITHOUT_DATA:
-        run_inputs, steps = inputs.saved_inputs(config, strategy), config.train_steps or 1
+        run_inputs = inputs.saved_inputs(config, strategy)
     else:
         run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
         steps = train_steps(config, run_inputs.feeds["train"], limits)
@@ -107,11 +108,12 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         watchdog.end_process(line)
 
     task = servers = None
-    cluster = config.cluster
     if config.strategy == "multi_worker":
+        cluster = config.tasks
         names, addresses = zip(*cluster.addresses, strict=True)
         task = WorkerTask(cluster.index, names, addresses, cluster.secret, cluster.bind)
     if config.coordinates:
+        cluster = config.tasks
         servers = ServerOptions(
             ClusterAddresses(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
             max_staleness_steps=config.max_staleness_steps,
@@ -177,7 +179,10 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
         )
     if config.is_endless:
         return None
-    steps = config.train_steps or max(1, steps_from_epochs(config.train_epochs, order.steps_per_epoch) - order.shift)
+    steps = config.train_steps
+    if steps is None:
+        assert config.train_epochs is not None  # `configure` sets one of them
+        steps = max(1, steps_from_epochs(config.train_epochs, order.steps_per_epoch) - order.shift)
     return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
 
 
@@ -300,7 +305,7 @@ def build_checkpoints(
         about["origin"] = dataclasses.asdict(run_inputs.order.origin)
     attempt = strategy.exchange(uuid.uuid4().hex)[0]
     writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
-    folder = RunDir(config.run_dir)
+    folder = config.files
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
     checkpoints = Checkpoints(folder.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
     best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=config.writes_best, **options)

@@ -103,7 +103,7 @@ class History(Windowed):
         for row in reversed(self.rows):
             if means := {name[6:]: value for name, value in row.items() if name.startswith("train_")}:
                 return means
-        return self.window.totals.steady_means()
+        return {**self.window.totals.steady_means()}
 
     def rates(self) -> dict[str, float | None]:
         """Returns the run's rates after the first call; of the first if it was all, None without a step."""

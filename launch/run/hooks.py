@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine import logging
-from ...engine.checkpoints import Checkpoints, Manifest, RunDir
+from ...engine.checkpoints import Checkpoints, Manifest
 from ...engine.checkpoints import manifest as manifests
 from ...engine.errors import rounded
 from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, saving
@@ -137,7 +137,7 @@ def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: Ba
         every = f"histogram_every_steps={config.histogram_every_steps}"
         logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
     return TensorBoard(
-        RunDir(config.run_dir).tensorboard if config.is_chief else None,
+        config.files.tensorboard if config.is_chief else None,
         every_steps=config.summary_every_steps,
         histogram_every_steps=config.histogram_every_steps,
         more=row_periods if config.summary_every_steps else (),
@@ -187,7 +187,7 @@ class _IncludeWorkers(Periodic):
 
     def __init__(self, config: Config):
         super().__init__(config.checkpoint_period[0])
-        self._config, self._cluster, self._waiting = config, config.cluster, list[tuple[str, str]]()
+        self._config, self._cluster, self._waiting = config, config.tasks, list[tuple[str, str]]()
         self._ended = threading.Event()
 
     def begin(self, status: Status) -> None:
@@ -233,7 +233,7 @@ def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, be
             "servers": servers,
         },
     }
-    log = events.EventLog(RunDir(config.run_dir).events if config.writes_run else None)
+    log = events.EventLog(config.files.events if config.writes_run else None)
     record = Recorder(log, writer, poller, first_events, began, pauses)
 
     def record_checkpoint(is_best: bool, manifest: Manifest, seconds: float) -> None:
@@ -253,7 +253,7 @@ def _request_handler(
     """Makes the hook that answers `crankshaft ask`."""
     config, strategy = run.config, run.strategy
     task_here = config.cluster.task if config.cluster else strategy.worker_names[0]
-    others = dict(config.cluster.addresses) if config.coordinates else {}
+    others = dict(config.tasks.addresses) if config.coordinates else {}
     others.pop(task_here, None)
 
     def is_for_this_task(kind: str, task: str | None) -> bool:
@@ -266,7 +266,7 @@ def _request_handler(
     def describe() -> str:
         return _describe(run.record) if run.record else f"{task_here}: step {run.state.step:,}"
 
-    folder = RunDir(config.run_dir)
+    folder = config.files
     requests = Requests(folder.requests, is_for_this_task)
     return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
 

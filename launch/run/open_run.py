@@ -251,7 +251,7 @@ class Run(BaseRun):
         """
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        trainer = saved_run.SavedRun(self.config.run_dir).trainer("best", lambda _: weights.fresh_trainer(self))
+        trainer = saved_run.SavedRun(self.config.files.path).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_run(self, self._isolation, trainer)
 
     @explanations.explained

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...engine import logging
-from ...engine.checkpoints import RunDir
 from .. import explanations
 from ..command_line.config import Config
 from ..failures import EXIT_USAGE, RunError
@@ -76,7 +75,7 @@ class RunOutcomeWriter:
             result.setdefault("wall_seconds", time.monotonic() - self._began)
         self.result, self.code = (result := finite(result)), code
         if self._lock and self._lock.is_in_place:
-            write_run_file(RunDir(self._config.run_dir).result, result)
+            write_run_file(self._config.files.result, result)
         if self._config.is_chief:
             write(result, self._config.values)
 
@@ -90,7 +89,7 @@ class RunOutcomeWriter:
             return
         config, loop = self._config, self._loop
         code, line = explanations.explain(error, has_debug=False)
-        has_result = self._lock and os.path.exists(RunDir(config.run_dir).result)
+        has_result = self._lock and os.path.exists(config.files.result)
         if not (loop and loop.status.segment.steps) and (code == EXIT_USAGE or has_result):
             return
         model = config.program_trainer.__name__ if config.program_trainer else config.model

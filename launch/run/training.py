@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from ...engine import logging
-from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints import Manifest
 from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
 from ...engine.data.order import Order
@@ -82,8 +82,8 @@ def close(run: BaseRun, error: BaseException | None) -> None:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         has_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        holds = has_lost and run.snapshots and not task_memory.is_inherited(os.environ)
-        if holds and (step := run.snapshots.write_alone()) is not None:
+        snapshots = run.snapshots if has_lost and not task_memory.is_inherited(os.environ) else None
+        if snapshots and (step := snapshots.write_alone()) is not None:
             print_line(f"step {step:,} was in memory, and is saved now")
 
 
@@ -93,8 +93,8 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
     manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
-        write_run_file(RunDir(config.run_dir).config, config.as_json())
-        weights.write_description(run, config.run_dir)
+        write_run_file(config.files.config, config.as_json())
+        weights.write_description(run, config.files.path)
     if run.prints:
         inventory = Inventory(run.trainer)
         print_model_summary(inventory.models, tables=list(inventory.tables.values()))
@@ -107,6 +107,7 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
 
 def train_to_end(run: BaseRun) -> Outcome:
     """Trains a run from its latest checkpoint to its end."""
+    assert run.train_steps is not None  # only an open run may be endless
     restore_newest(run, to_end=True)
     with run.signals:
         _make_ready(run)
@@ -174,7 +175,7 @@ def choose_jit(run: BaseRun) -> str:
     elif state.jit is None and getattr(run.trainer, "wants_jit", False):
         state.jit, why = True, "as the model is compiled"
     left = None if run.train_steps is None else run.train_steps - run.step
-    if state.jit is None and jit_choice.is_short(left):
+    if state.jit is None and left is not None and jit_choice.is_short(left):
         return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
     if state.jit is not None:
         if strategy.training.jit != state.jit:
@@ -253,7 +254,7 @@ def ending_signal(run: BaseRun) -> str | None:
 
 def restore(run: BaseRun, which: str | int) -> None:
     """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
-    checkpoints = run.best if which == "best" else run.checkpoints
+    checkpoints = run.checkpoints_for(which)
     checkpoints.join()
     manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
@@ -328,9 +329,11 @@ def _last_evaluation(run: BaseRun, evaluates: bool) -> evaluation.Evaluated | No
 def _restore_best(run: BaseRun, best: Best) -> evaluation.Evaluated:
     """Restores the best weights, with their step, and returns their evaluation; the run's checkpoints stay."""
     if isinstance(best, BestWeights):
+        assert best.put_back  # there is a best value
         best.put_back()
     else:
-        saving.restore(run.best, run.state, manifest=restoring.newest(run, run.best))
+        checkpoints = run.checkpoints_for("best")
+        saving.restore(checkpoints, run.state, manifest=restoring.newest(run, checkpoints))
     return best.evaluation or _evaluate(run)
 
 

@@ -21,10 +21,10 @@ UNTIED = {**SMALL, "tied": False, "norm": "layer"}
 TOKENS = np.random.default_rng(0).integers(0, 50, (4, 17)).astype(np.int32)
 
 
-def made(**arguments):
+def made(tokens=50, **arguments):
     tf.keras.utils.set_random_seed(0)
     trainer = Model(**arguments)
-    trainer.run_context = RunContext(StepOptions(), 50, None, 1, (TOKENS[:1, :-1], TOKENS[:1, 1:]))
+    trainer.run_context = RunContext(StepOptions(), tokens, None, 1, (TOKENS[:1, :-1], TOKENS[:1, 1:]))
     trainer.model = trainer.build_model()
     return trainer
 
@@ -96,6 +96,7 @@ def test_dropout_is_of_training_alone():
         ({"dropout": 1.0}, "dropout=1.0 is not a share"),
         ({"context": 8}, "context=8 is less than the data's 16 tokens"),
         ({"vocabulary": 49}, "vocabulary=49 is less than the data's 50 tokens"),
+        ({"tokens": None}, "the data does not say how many tokens there are; give model_arg=vocabulary=NUMBER"),
         ({"heads": 5}, "heads=5 does not divide the width, 32"),
     ],
 )

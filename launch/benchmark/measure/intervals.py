@@ -68,12 +68,16 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     """
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
-    margins = [[log_margins(result["calls"]) for result in pair] for pair in pairs]
-    if any(None in pair for pair in margins):
+    margins = [margin for pair in pairs for result in pair if (margin := log_margins(result["calls"]))]
+    if len(margins) < 2 * len(pairs):
         return ratio, None
     # A ratio's lower margin comes from our lower one and their upper one.
     below, above = (
-        math.sqrt(sum(ours[end] ** 2 + theirs[1 - end] ** 2 for ours, theirs in margins)) / len(pairs) for end in (0, 1)
+        math.sqrt(
+            sum(ours[end] ** 2 + theirs[1 - end] ** 2 for ours, theirs in zip(margins[::2], margins[1::2], strict=True))
+        )
+        / len(pairs)
+        for end in (0, 1)
     )
     if len(logs) > 1:
         error = student_t(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))

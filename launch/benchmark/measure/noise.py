@@ -89,7 +89,7 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
         parts = "rounds" if len(set(calls["round"])) > 1 else "halves"
         ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
         notes.append(f"drift: {parts} ran at {ends}; the interval holds them all")
-    if noise.other_cores is None:
+    if noise.other_cores is None or noise.other_cores_before is None:
         notes.append("other load is not known: the system does not count CPU time; the interval leaves it out")
     elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
         notes.append(

@@ -33,7 +33,7 @@ class Length:
     """
 
     steps: int | None = None
-    seconds: float | None = None
+    seconds: float = 0.0
     rounds: int = 1
 
     def agreed_steps(self, strategy, steps_per_sec: float, share: float = 1.0) -> int:
@@ -177,11 +177,11 @@ def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float
       The seconds of the first one, and the steps per second of the last one.
     """
     began = clock()
-    first_step_seconds, longest, settled = None, 0, 0
-    for _ in range(_MAX_CALLS):
+    first_step_seconds, longest, settled = 0.0, 0, 0
+    for number in range(_MAX_CALLS):
         before = clock()
         result = strategy.run(program, limit)
-        if first_step_seconds is None:
+        if not number:
             result.sums.read()
             first_step_seconds = clock() - began
         settled = settled + 1 if result.steps <= _GROWS * longest else 0

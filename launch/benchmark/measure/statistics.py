@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,7 @@ def summarize(calls: Sequence[Call]) -> dict:
     mean = float(np.average(rates, weights=steps))
     median = weighted_quantile(rates, steps, 0.5)
     step_ms = 1e3 * seconds / steps
+    reduce_seconds = [call.reduce_seconds for call in calls if call.reduce_seconds is not None]
     return {
         "steps": int(steps.sum()),
         "wall_seconds": wall_seconds,
@@ -62,9 +63,7 @@ def summarize(calls: Sequence[Call]) -> dict:
         "stderr": standard_error(rates, steps, mean),
         "jitter": _MAD_TO_DEVIATION * weighted_quantile(np.abs(rates - median), steps, 0.5),
         "input_wait_fraction": sum(call.input_seconds for call in calls) / wall_seconds,
-        "reduce_fraction": None
-        if any(call.reduce_seconds is None for call in calls)
-        else sum(call.reduce_seconds for call in calls) / wall_seconds,
+        "reduce_fraction": sum(reduce_seconds) / wall_seconds if len(reduce_seconds) == len(calls) else None,
     }
 
 
@@ -80,14 +79,16 @@ def describe_round(calls: Sequence[Call]) -> dict:
     }
 
 
-def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, list | None]:
+def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, Any]:
     """Returns every call, in order, as columns: `Call`'s attributes, and `round`, counted from 0.
 
-    A column with an unknown value is None.
+    A column with an unknown value is None. Plain JSON.
     """
     calls = [call for round in rounds for call in round]
-    figures = {name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)}
-    if None in figures["reduce_seconds"]:
+    figures: dict[str, Any] = {
+        name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)
+    }
+    if any(call.reduce_seconds is None for call in calls):
         figures["reduce_seconds"] = None
     return {**figures, "round": [number for number, round in enumerate(rounds) for _ in round]}
 

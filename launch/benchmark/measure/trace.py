@@ -36,7 +36,7 @@ class NoTraceError(Exception):
     """The computing tasks returned no trace. One line."""
 
 
-def profile(strategy, folder: str, steps: int = STEPS) -> dict:
+def profile(strategy, folder: str, steps: int = STEPS) -> dict | None:
     """Trains for `steps` steps under the profiler. All processes that train together have to call it.
 
     Args:

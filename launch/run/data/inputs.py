@@ -146,7 +146,7 @@ def order_seed(config: Config, updates_before: int) -> int | None:
 def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
     """Restores a run's saved description of its data without reading the data. Raises `UsageError`."""
     agreement.check_settings(config, {}, strategy)
-    saved = model_file.read(config.run_dir)
+    saved = model_file.read(config.files.path)
     try:
         _ = saved.data_info.tokens and saved.data_info.tokens.ids  # which reads them
     except InputError as error:
@@ -245,7 +245,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
 def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] | None:
     """Returns the position of a run whose batches change or have changed, see `Order.resumed`; plain JSON."""
     if _changed_batches(config, newest, train.by_index) or _other_examples(newest, train):
-        newest = RunDir(config.run_dir).newest(is_whole=True) or newest  # the one that will be restored
+        newest = config.files.newest(is_whole=True) or newest  # the one that will be restored
     flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
     changed, examples = _changed_batches(config, newest, train.by_index), _other_examples(newest, train)
     if not isinstance(flags.get("global_batch_size"), int) or not (changed or origin or examples):

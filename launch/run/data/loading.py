@@ -27,6 +27,7 @@ _BY_INDEX_FLAGS = ("max_bad_records", "shuffle_window")
 def load(config: Config, trained_on: Data | None = None) -> Data:
     """Loads the splits of --input, with the preprocessing of the data that a model was trained on; None: of the run."""
     user_data = config.input_entry
+    assert user_data, "input is not given"
     arguments = {
         **config.configured_arguments("input_arg"),
         **{name: getattr(config, name) for name in user_data.from_flags},
@@ -43,9 +44,9 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
       SourceError: they can't be loaded; as the coordinator explains its own mistakes.
     """
     try:
-        if config.input is None and data is None:
+        if not config.input and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
-        entered, _ = enter(config, load(config) if config.input else data_from(data))
+        entered, _ = enter(config, load(config) if config.input or data is None else data_from(data))
         both = (entered.train, entered.evaluation)
         return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of the worker's own work

@@ -25,7 +25,7 @@ def evaluate_checkpoints(run: BaseRun) -> Outcome:
     for manifest in restoring.restored(run):
         if not results:
             has_ids = bool(run.trainer.run_context.vocabulary)
-            fingerprints.warn_of_other_data(config, manifest, run.checkpoints.about, has_ids)
+            fingerprints.warn_of_other_data(config, manifest, run.checkpoints_for("latest").about, has_ids)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state, directory=config.run_dir)
         run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
     evaluated = results[run.state.step]

@@ -33,21 +33,21 @@ def watch(run: BaseRun) -> Outcome:
     """
     config = run.config
     request = StopRequest()
-    files = EventFiles(RunDir(config.run_dir).evaluator)
-    run.best.clean()
+    files, best_checkpoints = EventFiles(config.files.evaluator), run.checkpoints_for("best")
+    best_checkpoints.clean()
     best = None
     if Monitored.parse(config.monitor).source == "eval":
-        best = BestCheckpoint(run.best, config.monitor)
+        best = BestCheckpoint(best_checkpoints, config.monitor)
         best.begin(_status(run))
     else:
         run.log(f"no best checkpoint: monitor={config.monitor} is not known here, where none are trained on")
-    (chief,) = config.cluster.job("chief")
+    (chief,) = config.tasks.job("chief")
     coordinator = Presence(chief, config.cluster_timeout_seconds)
     evaluated_step, has_met = -1, False
     with Signals(request.request):
         while True:
             if not has_met and (has_met := bool(answers(chief))):
-                _check_run_dir(config.run_dir)
+                _check_run_dir(config.files.path)
             # Before reading: then all checkpoints saved until the request are found below.
             stop_requested = request.reason or coordinator.is_gone()
             for manifest in restored(run, newer_than=evaluated_step):
@@ -55,12 +55,12 @@ def watch(run: BaseRun) -> Outcome:
                     files.open(manifest.step - 1)
                 evaluated_step = manifest.step
                 _evaluate(run, files, best)
-            if stop_requested or evaluated_step >= run.train_steps:
+            if stop_requested or (run.train_steps is not None and evaluated_step >= run.train_steps):
                 break
             time.sleep(_POLL_SECONDS)
     files.close()
-    run.best.wait()
-    return Outcome({}, EXIT_CODES.get(request.reason, 0))
+    best_checkpoints.wait()
+    return Outcome({}, EXIT_CODES.get(request.reason or "", 0))
 
 
 def _check_run_dir(run_dir: str) -> None:
@@ -73,11 +73,12 @@ def _check_run_dir(run_dir: str) -> None:
 
 def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
     """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
-    steps = checks.checkpoint_steps(run.config.run_dir)
+    steps = checks.checkpoint_steps(run.config.files.path)
     if not steps or steps[-1] <= newer_than:
         return
-    for manifest in run.checkpoints.all(lambda manifest: manifest.step > newer_than):
-        if restoring.restore_unless_removed(run, run.checkpoints, manifest):
+    checkpoints = run.checkpoints_for("latest")
+    for manifest in checkpoints.all(lambda manifest: manifest.step > newer_than):
+        if restoring.restore_unless_removed(run, checkpoints, manifest):
             yield manifest
 
 

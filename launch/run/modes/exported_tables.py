@@ -48,7 +48,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
         if since:
             changes = _changes(_read_pieces(since, name, table.width), rows, table.width)
             rows = _write_pieces(export, f"{name}{_DELTA}", table.width, changes)
-        is_gone = [gone for _, _, gone in rows]
+        is_gone = [gone for _, _, gone in rows if gone is not None]
         if since:
             counts = sum(map(len, is_gone)), sum(map(np.count_nonzero, is_gone))
             logging.info("table %s since %s: %d rows differ, %d of which are gone", name, since, *counts)

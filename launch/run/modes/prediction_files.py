@@ -28,7 +28,7 @@ def predict(run: BaseRun) -> Outcome:
     config = run.config
     for manifest in restoring.restored(run):
         has_ids = bool(run.trainer.run_context.vocabulary)
-        fingerprints.warn_of_other_data(config, manifest, run.checkpoints.about, has_ids)
+        fingerprints.warn_of_other_data(config, manifest, run.checkpoints_for("latest").about, has_ids)
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     predictor = predicting.Predictor(run, config.export_model)
     examples = predictor.checked(None, config.predict_split)
@@ -36,7 +36,7 @@ def predict(run: BaseRun) -> Outcome:
     columns = prediction_columns(predicting.view_run(run), examples, outputs, config.export_model)
     count = len(next(iter(columns.values())))
     if run.strategy.is_chief:
-        write(config.output, columns, run.names.classes)
+        write(config.output_path, columns, run.names.classes)
     line = f"predictions of {count:,} examples by the model of step {run.state.step}: {config.output}"
     return Outcome({**run_result(run), "output": config.output, "examples": count}, lines=[line])
 

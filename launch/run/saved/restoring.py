@@ -30,7 +30,8 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     if manifest is None:
         weights.load_init_from(run)
         return None
-    checkpoints = run.best if os.path.dirname(manifest.path) == run.best.directory else run.checkpoints
+    best = run.checkpoints_for("best")
+    checkpoints = best if os.path.dirname(manifest.path) == best.directory else run.checkpoints_for("latest")
     rates = {}
     if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
         for optimizer in Inventory(run.trainer).optimizers.values():
@@ -45,19 +46,20 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
 
 def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
     """Lists what a model's `compile` now decides otherwise than as the run began."""
-    then, now = (about.get("compile", {}) for about in (manifest.about, run.checkpoints.about))
+    then, now = (about.get("compile", {}) for about in (manifest.about, run.checkpoints_for("latest").about))
     return differences(then, now) if then and now else []
 
 
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
-    run.checkpoints.clean()
-    run.best.clean()
-    manifest, about = _newest_or_in_memory(run), run.checkpoints.about
+    checkpoints, best = run.checkpoints_for("latest"), run.checkpoints_for("best")
+    checkpoints.clean()
+    best.clean()
+    manifest, about = _newest_or_in_memory(run, checkpoints, best), checkpoints.about
     if manifest is None:
-        if problem := run.checkpoints.problem():
+        if problem := checkpoints.problem():
             raise UsageError(
-                f"no checkpoint in {run.checkpoints.directory} can be read ({problem}); restore it from a copy, or "
+                f"no checkpoint in {checkpoints.directory} can be read ({problem}); restore it from a copy, or "
                 "begin in another run_dir, from the start or, with init_from, from other weights"
             )
         return None
@@ -78,13 +80,13 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     return manifest
 
 
-def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
+def _newest_or_in_memory(run: BaseRun, checkpoints: Checkpoints, best_evaluation: Checkpoints) -> Manifest | None:
     """Returns the newest checkpoint, which may be that of the best evaluation, as it has all of the run.
 
     Writes one of a newer snapshot in memory first, if any.
     """
-    manifest = newest(run, run.checkpoints)
-    best = None if run.config.has_evaluator else newest(run, run.best)
+    manifest = newest(run, checkpoints)
+    best = None if run.config.has_evaluator else newest(run, best_evaluation)
     manifest = best if best and best.is_after(manifest) else manifest
     step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
     if step is None:
@@ -92,7 +94,7 @@ def _newest_or_in_memory(run: BaseRun) -> Manifest | None:
     run.is_from_memory = True
     saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
     run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
-    return newest(run, run.checkpoints)
+    return newest(run, checkpoints)
 
 
 def _check_rules(run: BaseRun, manifest: Manifest) -> None:
@@ -118,7 +120,7 @@ def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == step)), None)
         if manifest is None and step >= 0:
             raise UsageError(
-                f"{run.config.cluster.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
+                f"{run.config.tasks.task} finds no checkpoint of step {step} in {checkpoints.directory}, and the "
                 "chief restores it; put run_dir on a file system that all workers see"
             )
     return manifest
@@ -134,8 +136,10 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
         manifest = newest(run, checkpoints)
     else:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
-    if not all(run.strategy.exchange(manifest is not None)):
-        raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints, which)
+    is_everywhere = all(run.strategy.exchange(manifest is not None))
+    if manifest is None or not is_everywhere:
+        folder = f"restore({which!r}): {run.config.configured_run_dir}"
+        raise missing(folder, run.checkpoints_for("latest"), which)
     return manifest
 
 
@@ -155,7 +159,7 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     """
     config = run.config
     which = config.eval_checkpoint
-    checkpoints = run.best if which == "best" else run.checkpoints
+    checkpoints = run.checkpoints_for(which)
     count = 0
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):

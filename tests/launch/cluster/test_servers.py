@@ -121,10 +121,10 @@ def test_an_evaluators_failure_stops_nobody_and_its_end_is_no_failure():
 
 def test_a_run_that_ends_before_its_evaluator_is_back_says_what_is_missing():
     servers = rule()
-    assert servers.decide([TaskExit("chief", 0), TaskExit("worker 0", 143)]).message is None
+    assert servers.decide([TaskExit("chief", 0), TaskExit("worker 0", 143)]).message == ""
     servers.restart_alone(TaskExit("evaluator", KILLED))
     assert "the last checkpoint is not evaluated" in servers.decide([TaskExit("chief", 0)]).message
-    assert servers.decide([TaskExit("chief", 0), TaskExit("evaluator", 143)]).message is None
+    assert servers.decide([TaskExit("chief", 0), TaskExit("evaluator", 143)]).message == ""
 
 
 def test_workers_that_are_in_step_are_never_restarted_alone():

@@ -108,7 +108,7 @@ def test_worker_0_is_the_chief_where_none_is_named():
 
 def test_host_may_be_an_ipv6_number():
     assert split("[::1]:22") == ("::1", 22)
-    assert split("::1:22") is None
+    assert split("::1:22") == ("", 0)
 
 
 def on_this_host(ports: list[int], index: int = 0) -> Cluster:

@@ -49,6 +49,11 @@ def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
             "out of memory (OOM when allocating); lower global_batch_size or resident_data_mb, or raise "
             "accumulate_steps",
         ),
+        (
+            tf.errors.InvalidArgumentError(None, None, "Detected Infinity or NaN in output, in other words"),
+            EXIT_FAILED,
+            "InvalidArgumentError: Detected Infinity or NaN in output, in other words",
+        ),
         (MemoryError(), EXIT_FAILED, "out of memory (MemoryError); lower"),
     ],
     ids=lambda value: type(value).__name__,
