@@ -217,15 +217,20 @@ def _pieces(files: Files, documents: str) -> Iterator[tokens.TextPiece]:
             if documents == "file":
                 yield tokens.TextPiece(rest, path, at, True)
             elif rest.strip():
-                begin = _EMPTY_LINES.match(rest).end()
+                begin = _after_empty_lines(rest, 0, len(rest))
                 yield tokens.TextPiece(rest[begin:].rstrip(b"\r\n"), path, at + begin, True)
+
+
+def _after_empty_lines(text: bytes, start: int, end: int) -> int:
+    found = _EMPTY_LINES.match(text, start, end)
+    return found.end() if found else start
 
 
 def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.TextPiece, None, int]:
     """Yields the documents that end in this text; returns their length."""
     start = 0
     for match in border.finditer(text):
-        begin = _EMPTY_LINES.match(text, start, match.start()).end()  # rest of a split border
+        begin = _after_empty_lines(text, start, match.start())  # rest of a split border
         if text[begin : match.start()].strip():
             yield tokens.TextPiece(text[begin : match.start()], path, at + begin, True)
         start = match.end()

@@ -391,7 +391,7 @@ def newest_step(directory: str) -> int:
 
 def step_from_name(name: str) -> int:
     """Returns the step in the name of one of a checkpoint's files."""
-    return int(re.match(r"ckpt-(\d+)", name)[1])
+    return int(re.findall(r"\d+", name)[0])
 
 
 def listdir(directory: str) -> list[str]:

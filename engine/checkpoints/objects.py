@@ -251,7 +251,8 @@ def _compare(
         else:
             place, stored = Moved(()), [checkpoint.variable_key(number) or ""]
         entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.forms])
-        entries.append(_fit(entry, place, tables.get(place.table), checkpoint))
+        table = None if place.table is None else tables.get(place.table)
+        entries.append(_fit(entry, place, table, checkpoint))
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
     placed = tuple(prefix for table in moving for prefix in table.admissions)
     for key in sorted(checkpoint.forms.keys() - read):
@@ -277,7 +278,7 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
         shape, dtype = checkpoint.forms[source]
     else:
         sizes = tuple(checkpoint.forms[part][0][0] for part in stored)
-        source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if moves else None)
+        source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if table and moves else None)
         rows = variable.shape[0] if moves else source.size_here
         if grows and rows < variable.shape[0]:
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"

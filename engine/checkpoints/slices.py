@@ -18,7 +18,7 @@ import tensorflow as tf
 from ..internals.variables import tf_variable
 from ..layers.embeddings.rehash import RowPlacement
 from ..mesh import shards
-from ..mesh.shards import Box
+from ..mesh.shards import Box, Sharding
 from ..reduction import per_replica
 
 # Bytes per slice. What can't be written from the variable's own memory is copied slice by slice, as is all reading.
@@ -96,14 +96,14 @@ def table_entry(variable: tf.Variable, key: str) -> SlicedVariable:
     )
 
 
-def slice_shards(variable, key: str, is_live: bool) -> SlicedVariable:
+def slice_shards(variable, key: str, sharding: Sharding, is_live: bool) -> SlicedVariable:
     """Slices what this process writes of a sharded variable: the shards of which it has the first holder.
 
     Args:
       variable: Keras's or TensorFlow's.
       is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
-    sharding, held = shards.variable_sharding(variable), list(shards.local_shards(variable))
+    held = list(shards.local_shards(variable))
     slices: list[Slice] = []
     for replica, shard in held:
         if sharding.is_first_holder(replica):
@@ -253,8 +253,8 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], 
             _read_rows(prefix, key, variable)
         elif callable(key):
             _assign(tf_variable(variable), tf.constant(key()))
-        elif shards.variable_sharding(variable):
-            _read_shards(prefix, key, variable)
+        elif sharding := shards.variable_sharding(variable):
+            _read_shards(prefix, key, variable, sharding)
         else:
             plain.append((tf_variable(variable), key))
 
@@ -282,9 +282,9 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
         component.assign(value)
 
 
-def _read_shards(prefix: str, key: str, variable) -> None:
+def _read_shards(prefix: str, key: str, variable, sharding: Sharding) -> None:
     """Reads each local replica's shard of a sharded variable."""
-    sharding, variable = shards.variable_sharding(variable), tf_variable(variable)
+    variable = tf_variable(variable)
     values: dict[Box, tf.Tensor] = {}
     for replica, shard in shards.local_shards(variable):
         box = sharding.box(replica)
@@ -293,9 +293,7 @@ def _read_shards(prefix: str, key: str, variable) -> None:
         shard.assign(values[box])
 
 
-def _restored(
-    prefix: str, key: str, sharding: shards.Sharding, box: Box, shard: tf.Variable, filling: float
-) -> tf.Tensor:
+def _restored(prefix: str, key: str, sharding: Sharding, box: Box, shard: tf.Variable, filling: float) -> tf.Tensor:
     with tf.device(host_device(shard.device)):
         if not all(box.size):
             return tf.fill(sharding.local_shape, tf.cast(filling, shard.dtype))

@@ -58,8 +58,8 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     values = gathered | dict(zip(map(id, whole), read([*map(tf_variable, whole)]), strict=True))
     for key, node in by_key.items():
         shape = objects.whole_shape(node)
-        if variable_sharding(node):
-            entries.append(slices.slice_shards(node, key, id(node) in live))
+        if sharding := variable_sharding(node):
+            entries.append(slices.slice_shards(node, key, sharding, id(node) in live))
         elif id(node) in live:
             entries.append(slices.table_entry(per_replica.components(node)[0], key))
         else:

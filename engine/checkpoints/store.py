@@ -303,7 +303,7 @@ class Checkpoints:
         """Returns the problem of the newest checkpoint if there are manifests and none is of a valid one; else None."""
         listed, unreadable = self._catalogue.read_all()
         sealed = manifests.steps(self.directory)
-        problems = [unreadable[step] for step in sorted(unreadable) if step in sealed]
+        problems: list[str | None] = [unreadable[step] for step in sorted(unreadable) if step in sealed]
         problems += [self._catalogue.problem(manifest) for manifest in listed[::-1]]
         return problems[-1] if problems and all(problems) else None
 

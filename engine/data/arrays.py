@@ -241,7 +241,7 @@ def wrap(array):
     return to_array(array) if hasattr(array, "__array__") else array
 
 
-def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
+def _mapped_file(array: np.ndarray | None) -> mmap.mmap | None:
     """Returns the memory map that an array is a view of, or None.
 
     Also None for a copy-on-write map (mode "c"), whose changes releasing pages would undo.

@@ -174,7 +174,8 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     """
     path = _path(source)
     stored = _stored(path, len(source))
-    if all(processes.exchange(stored is not None)):
+    are_stored = all(processes.exchange(stored is not None))
+    if stored is not None and are_stored:
         return stored
     first, stop = even_range(len(source), processes.host, processes.num_hosts)
     at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)
@@ -184,6 +185,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     try:
         with watch("reading the examples' lengths", stop - first) as show:
             for part in pool.map(source.lengths, pieces):
+                assert part is not None  # a source without its examples' lengths has become a `VaryingSource`
                 parts.append(part)
                 show(done := done + len(part))
     finally:
@@ -305,6 +307,7 @@ def source_order(
     lengths = measured(source, processes, watch) if needs_lengths else None
 
     def bucketed_order(buckets: LengthBuckets) -> Order:
+        assert lengths is not None  # buckets need them
         return BucketedOrder(examples, batch_size, 1, seed, buckets=buckets, lengths=lengths)
 
     before = bucketed_order(buckets_before) if buckets_before else order

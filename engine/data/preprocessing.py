@@ -201,8 +201,8 @@ class Preprocessing:
 
         if not isinstance(specs, dict):
             array = self.columns.get("")
-            is_one = array is not None and isinstance(specs, tf.TensorSpec)
-            return tf.TensorSpec([None, len(array.fill)], specs.dtype) if is_one else specs
+            is_one = isinstance(specs, tf.TensorSpec)
+            return tf.TensorSpec([None, len(array.fill)], specs.dtype) if array and is_one else specs
         used = {name: column for name, column in self.columns.items() if name in specs}
         added = {name + SECONDS for name, column in used.items() if column.kind == "timestamp"}
         added |= {name + MISSING for name, column in used.items() if column.is_flagged}

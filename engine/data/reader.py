@@ -123,6 +123,7 @@ class Reader:
         """
         self._recent.append(indices)
         if self._chunks is None:
+            assert self._reads  # arrays in memory are not fetched
             return self._reads.read(indices)
         if self.source.varies and epoch_ahead != epoch:
             ahead = ahead[:0]
@@ -136,7 +137,7 @@ class Reader:
             self.failure = self.failure or error
             return _no_rows(self.source.stored_spec)
         with self._lock:
-            self.shares_read += 1
+            self.shares_read = (self.shares_read or 0) + 1
         return stored
 
 

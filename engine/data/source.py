@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -43,9 +44,19 @@ class Spec:
         object.__setattr__(self, "dtype", dtype.newbyteorder("="))
 
     @property
+    def known_shape(self) -> tuple[int, ...]:
+        """The known dimensions: all, where examples have one shape."""
+        return tuple(size for size in self.shape if size is not None)
+
+    @property
+    def size(self) -> int:
+        """The number of values of one example's array; an unknown dimension counts as 1."""
+        return math.prod(self.known_shape)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of one example's array in memory; a string counts as a reference, an unknown dimension as 1."""
-        return int(np.prod([1 if x is None else x for x in self.shape], dtype=np.int64)) * self.dtype.itemsize
+        return self.size * self.dtype.itemsize
 
     @property
     def unknown(self) -> int:

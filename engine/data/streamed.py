@@ -345,7 +345,8 @@ def divide(
         part = stream.shard_files(workers, processes.host)
         # All decide alike: a worker that divided by files beside one that divided by rows would repeat examples and
         # leave others out.
-        if all(processes.exchange(part is not None)):
+        by_files = all(processes.exchange(part is not None))
+        if part is not None and by_files:
             if saved_counts.get("by") == "file" and len(saved_counts["counts"]) == workers:
                 return StreamPart(part, tuple(saved_counts["counts"]), processes.host)
             return StreamPart(part, tuple(processes.exchange(count(part, watch))), processes.host)

@@ -27,7 +27,9 @@ def wait_for_result(
       progress: returns another value after any progress.
       stuck: returns the error to raise after so many seconds without progress.
     """
-    poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4) if timeout_seconds else None
+    if not timeout_seconds:
+        return future.result()
+    poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4)
     idle, seen, before = 0.0, progress(), time.monotonic()
     while not wait([future], poll_seconds).done:
         now = time.monotonic()

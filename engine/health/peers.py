@@ -139,6 +139,11 @@ class Peers:
     def is_open(self) -> bool:
         return self._socket is not None
 
+    @property
+    def _open_socket(self) -> socket.socket:
+        assert self._socket  # between `open` and `close`
+        return self._socket
+
     def called(self, worker: int) -> str:
         """Returns a worker's name and address, for messages."""
         return f"{self._names[worker]} ({self.addresses[worker]})"
@@ -161,7 +166,7 @@ class Peers:
         data = json.dumps(header | {"to": process} | self._state, ensure_ascii=False).encode()
         for sockaddr in self._sockaddrs.get(other, ()):
             with contextlib.suppress(OSError):  # no process or route there, or the buffer is full
-                self._socket.sendto(self._sign(data) + data, sockaddr)
+                self._open_socket.sendto(self._sign(data) + data, sockaddr)
 
     def _sign(self, data: bytes) -> bytes:
         return hmac.digest(self._secret, data, "sha256") if self._secret else b""
@@ -171,17 +176,17 @@ class Peers:
         end = time.monotonic() + seconds
         while not self._is_over and (left := end - time.monotonic()) > 0:
             poll = select.poll()  # select() takes no descriptor above 1023
-            poll.register(self._socket, select.POLLIN)
+            poll.register(self._open_socket, select.POLLIN)
             if not poll.poll(left * 1000):
                 return
             with contextlib.suppress(Exception):  # any foreign datagram, or an error about an ended peer
-                self._take(self._socket.recv(_MAX_BYTES))
+                self._take(self._open_socket.recv(_MAX_BYTES))
 
     def wake(self) -> None:
         """Ends `listen`, in another thread, and later ones."""
         self._is_over = True
         with contextlib.suppress(OSError):
-            self._socket.sendto(b"", self._socket.getsockname())
+            self._open_socket.sendto(b"", self._open_socket.getsockname())
 
     def _take(self, datagram: bytes) -> None:
         data = datagram[_SIGNATURE_BYTES:] if self._secret else datagram
@@ -199,7 +204,7 @@ class Peers:
                 self._send(worker)
             return
         number, step, beats, arrived = (int(message[name]) for name in ("number", "step", "beats", "arrived"))
-        if max(number, step, beats, arrived) >= _LARGEST or (not is_new and number <= before.number):
+        if max(number, step, beats, arrived) >= _LARGEST or (before and not is_new and number <= before.number):
             return
         end_reason = message.get("end_reason")
         line = None if end_reason is None else " ".join(visible(str(end_reason)[:_MAX_LINE]).split())
@@ -229,7 +234,7 @@ class Peers:
 
     def _find(self) -> None:
         for other in self._others:
-            if addresses := _resolve(*_split(self.addresses[other]), self._socket.family, self._flags):
+            if addresses := _resolve(*_split(self.addresses[other]), self._open_socket.family, self._flags):
                 self._sockaddrs[other] = addresses
 
 

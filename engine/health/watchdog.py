@@ -299,7 +299,7 @@ class Watchdog:
         ended = [(worker, heard) for worker, heard in list(self._peers.heard.items()) if heard.end_reason is not None]
         for worker, heard in sorted(ended, key=lambda ended: ended[1].lost < 0):
             if heard.lost not in (-1, worker, self._peers.worker):
-                return heard.end_reason, heard.lost
+                return heard.end_reason or "", heard.lost
             why = f": {heard.end_reason}" if heard.end_reason else ", its part done, while others continue"
             return f"{self._peers.called(worker)} has ended{why}", worker
         return None
@@ -309,7 +309,7 @@ class Watchdog:
         silent = self._peers.silent(max(limit, 3 * _PERIOD_SECONDS))
         if not silent:
             return None
-        worker = max(silent, key=silent.get)
+        worker = max(silent, key=silent.__getitem__)
         return (
             f"{self._peers.called(worker)} has not answered for {silent[worker]:.0f} s (it last began step "
             f"{self._peers.heard[worker].step}): it is stopped, or its host cannot be reached"

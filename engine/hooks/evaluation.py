@@ -127,8 +127,8 @@ class Evaluated(dict[str, float]):
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:
         """Restores it from the result of `host_state`; None for a checkpoint without it."""
-        parts = (values.get(name) for name in ("result", "confusion", "partial"))
-        return None if values.get("result") is None else cls(*parts)
+        result = values.get("result")
+        return None if result is None else cls(result, values.get("confusion"), values.get("partial"))
 
 
 def evaluate(

@@ -66,7 +66,7 @@ class Recorder(Hook):
         self._kept: dict[str, float] | None = None
         self._is_open = False
         self._status: Status | None = None
-        self._figures: Figures | None = None
+        self._figures: Figures
         self._window_began = self._loop_began = began
         self._between_calls: dict[str, float] = {}
         self._silent: set[str] = set()
@@ -103,7 +103,8 @@ class Recorder(Hook):
         logging.logger.addFilter(self._record_warning)
 
     def rewind(self, status: Status) -> None:
-        self._end_window(self._status)
+        if self._status:
+            self._end_window(self._status)
         self._writer.flush()
         self._log.cut(status.step, lambda event: None)
         self._begin_window(status, time.monotonic())
@@ -163,7 +164,7 @@ class Recorder(Hook):
 
     def goodput(self) -> dict[str, Any]:
         """Returns how the run's time was spent so far; see `Goodput.report`."""
-        if self._is_open:
+        if self._is_open and self._status:
             self._end_window(self._status)
             self._writer.flush()
         return self._goodput.report()
@@ -248,6 +249,7 @@ class Recorder(Hook):
     def _record_silence(self) -> None:
         """Records which tasks have become silent, and which answer again. Once per turn of the checking thread."""
         self._pauses.check()
+        assert self._status  # `begin` has set it
         silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
         for task in sorted(silent - self._silent):
             self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")

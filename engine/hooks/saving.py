@@ -246,7 +246,7 @@ class BestCheckpoint(Best):
         values = [v for v in saved.values() if v.get("monitor") == self.monitor and v.get("is_best")]
         values = [v for v in values if isinstance(v.get("best"), (int, float))]
         self.best = self.best_step = self.evaluation = None
-        if values:
+        if manifest and values:
             self.recall({**values[0], "best_step": manifest.step})
 
     def __call__(self, status: Status) -> None:

@@ -187,7 +187,7 @@ class Assignments:
         self._sizes = {tensor.shape[0] for tensor in sized if (tensor.shape[0] or 0) > 1}
         self._per_replica = set(map(id, per_replica))
         self._root = _CalledGraph(graph)
-        self._uses: dict[int, list[tuple[tf.Operation, _CalledGraph]]] = {}
+        self._uses: dict[int | None, list[tuple[tf.Operation, _CalledGraph]]] = {}
         if self._handles:
             self._note_uses(self._root, since_sum)
 
@@ -381,7 +381,8 @@ def compared_with(tensors: Sequence[tf.Tensor]) -> set[float]:
     Of arrays of more than 16, only the smallest and largest count. The depth of a one-hot encoding is one, too.
     """
     numbers, dependent = set[float](), _dependents(tensors)
-    queue = [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
+    queue: list[tuple[tf.Operation, set[str] | None]] = []
+    queue += [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
     for op, searched in queue:
         if searched and not any(tensor.name in searched for tensor in op.inputs):
             continue

@@ -104,7 +104,7 @@ def untracked_optimizer(model: tf.keras.Model) -> Iterator[None]:
 
 def metric_direction(metric: tf.keras.metrics.Metric) -> str | None:
     """Returns "max" or "min", the better direction of a metric; None if Keras does not know it."""
-    return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", None))
+    return {"up": "max", "down": "min"}.get(getattr(metric, "_direction", ""))
 
 
 def kept_metrics(model: tf.keras.Model) -> dict[str, tf.keras.metrics.Metric]:
@@ -189,9 +189,9 @@ class KeptMetrics(NotedMetrics):
         self.kept = {metric.name for metric in layer_metrics} - {"loss"}
 
     def note(self, metrics: Iterable[tf.keras.metrics.Metric | None]) -> None:
-        metrics = [metric for metric in metrics if metric is not None]
-        super().note(metrics)
-        self.metrics |= {metric.name: metric for metric in metrics if metric.name != "loss"}
+        noted = [metric for metric in metrics if metric is not None]
+        super().note(noted)
+        self.metrics |= {metric.name: metric for metric in noted if metric.name != "loss"}
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[dict[str, list[tuple]]]:
@@ -281,7 +281,7 @@ class OutputLoss(NamedTuple):
     """
 
     total: tf.Tensor
-    count: tf.Tensor | None
+    count: tf.Tensor | None  # type: ignore[assignment]  # a tuple's method
     is_even: bool = True
 
     def to_pair(self, examples) -> tuple:
@@ -311,7 +311,7 @@ class Losses(CompileLoss):
       keras_losses: Keras's objects, in the order of division.
     """
 
-    _flat_losses: list | None
+    _flat_losses: list  # after `build`
     keras_losses: Sequence[tf.keras.losses.Loss] = ()
 
     def build(self, y_true, y_pred):
@@ -342,7 +342,7 @@ class Losses(CompileLoss):
             total = self(y_true, y_pred, weights)
         finally:
             _running.reset(token)
-        return total, by_name if len(self._flat_losses) > 1 else {}
+        return total, by_name if len(self.keras_losses) > 1 else {}
 
     def classified(self, y_true, y_pred, weights) -> Classified | None:
         """Returns the labels and predictions of a single cross-entropy over classes, else None. Arguments as `total`'s.
@@ -350,7 +350,7 @@ class Losses(CompileLoss):
         Labels count if they are classes and count in the loss: not those of `ignore_class`, masked or of weight 0.
         """
         loss = self.keras_losses[0]
-        count_classes = _CLASSES_BY.get(getattr(loss, "fn", None))
+        count_classes = _CLASSES_BY.get(getattr(loss, "fn", loss))
         if len(self.keras_losses) > 1 or count_classes is None or not (tf.is_tensor(y_true) and tf.is_tensor(y_pred)):
             return None
         axis = loss._fn_kwargs.get("axis", -1)

@@ -294,8 +294,9 @@ class KerasCallbacks(Windowed):
         return Period(order.steps_per_epoch, order.shift)
 
     def last_step(self, feed: Feed) -> int | None:
-        is_limited = self._epochs is not None and (self.epoch_steps or not self._epochs)
-        return self.period(feed).period_ends_at(self._epochs) if is_limited else None
+        if self._epochs is None or (self._epochs and not self.epoch_steps):
+            return None
+        return self.period(feed).period_ends_at(self._epochs)
 
     def next_due(self, step: int, status: Status) -> int | None:
         ends = self._period.end_after(step)

@@ -296,6 +296,7 @@ class KerasTrainer(Trainer):
 
     def restart(self, updates_before: int) -> None:
         """Prepares for another run of the same model itself, whose compiled steps are used again."""
+        assert self.run_context.updates_before is not None  # that of a model that is trained itself
         self.run_context.updates_before.assign(updates_before)
         keras.seed_again(self.run_context.host_seed)
         if not self._own_steps:  # in which optimizers count for themselves
@@ -391,7 +392,7 @@ class KerasTrainer(Trainer):
             updates |= self._own_loss(features, labels, outputs, weights, True)[1]
             is_masked = any(keras_compile.mask_of(x) is not None for x in tf.nest.flatten(outputs))
         elif self._losses is not None:
-            self._check_losses(labels, outputs, weights)
+            self._check_losses(self._losses, labels, outputs, weights)
         elif not self.model.losses:
             raise UsageError(
                 f"{type(self.model).__name__} is compiled without a loss, and its layers add none; call "
@@ -400,10 +401,10 @@ class KerasTrainer(Trainer):
         compared = graphs.compared_with([x for x in tf.nest.flatten(labels, True) if x is not None])
         return _Trace(outputs, updates, is_masked, compared)
 
-    def _check_losses(self, labels, outputs, weights) -> None:
+    def _check_losses(self, losses: keras_compile.Losses, labels, outputs, weights) -> None:
         """Computes the losses, so that Keras finds mistakes here, not in a step."""
         try:
-            self._losses.total(labels, outputs, None, lambda whole: whole.total)
+            losses.total(labels, outputs, None, lambda whole: whole.total)
         except (KeyError, TypeError, ValueError) as error:
             if all(x is not None for x in tf.nest.flatten(labels)):
                 raise
@@ -412,7 +413,7 @@ class KerasTrainer(Trainer):
                 "labels, or compile with None as its loss"
             ) from error
         if weights is not None:
-            self._losses.total(labels, outputs, weights, lambda whole: whole.total)
+            losses.total(labels, outputs, weights, lambda whole: whole.total)
 
     def _sums_of_updates(self, updates: dict[str, list[tuple]]) -> dict[str, KerasMetric]:
         """Returns the metrics that layers and `compute_loss` update with values by example, as sums.
@@ -442,18 +443,19 @@ class KerasTrainer(Trainer):
         own_sums = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
         names: list[str] = []
-        if (replicas == 1 and steps == 1) or not (own_sums or self._losses):
+        sums = own_sums or (self._losses and functools.partial(_loss_sums, self._losses))
+        if (replicas == 1 and steps == 1) or not sums:
             return names
+        keras_losses = self._losses.keras_losses if self._losses else ()
         try:
             batch = (features, labels, outputs, example_weights if weights is None else weights)
-            sums = own_sums or functools.partial(_loss_sums, self._losses)
-            is_keras = own_sums is None and all(map(keras_compile.is_of_keras, self._losses.keras_losses))
+            is_keras = own_sums is None and all(map(keras_compile.is_of_keras, keras_losses))
             trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared)))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
             )
-            return [_OWN] if own_sums else [loss.name for loss in self._losses.keras_losses]
+            return [_OWN] if own_sums else [loss.name for loss in keras_losses]
         return names
 
     def eval_step(self, batch):
@@ -580,6 +582,7 @@ class KerasTrainer(Trainer):
                 )
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
+        assert self._losses  # else the model has a loss of its own, or losses of its layers alone
         total, by_name = self._losses.total(labels, outputs, weights, divided)
         return total, {name: Mean(output_total, size) for name, output_total in by_name.items()}
 

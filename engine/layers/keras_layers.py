@@ -105,7 +105,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
             values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)
             variance *= (values - 1) / values  # the kernel returns the unbiased estimate
         else:
-            outputs, mean, variance = self._normalize_across_replicas(inputs)
+            outputs, mean, variance = self._normalize_across_replicas(inputs, self.total)
         for moving, new in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(moving * self.momentum + new * (1 - self.momentum))
         return outputs
@@ -122,14 +122,14 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         )
         return kernel.y, kernel.batch_mean, kernel.batch_variance
 
-    def _normalize_across_replicas(self, inputs):
+    def _normalize_across_replicas(self, inputs, total: Callable[[tf.Tensor], tf.Tensor]):
         x = tf.cast(inputs, tf.float32)
         # One sum yields both moments, around the moving mean, which is equal on all replicas: otherwise the difference
         # of squares below would lose digits.
         shift = tf.identity(self.moving_mean)
         shifted = x - shift
         moments = [tf.reduce_sum(power, [0, 1, 2]) for power in (tf.ones_like(x), shifted, tf.square(shifted))]
-        values, first, second = tf.unstack(self.total(tf.stack(moments)))
+        values, first, second = tf.unstack(total(tf.stack(moments)))
         mean = first / values
         variance = tf.maximum(second / values - tf.square(mean), 0.0)
         outputs = tf.nn.batch_normalization(shifted, mean, variance, self.beta, self.gamma, self.epsilon)

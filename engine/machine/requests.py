@@ -69,23 +69,19 @@ class Requests:
         except OSError:
             return []
         self._taken &= names
-        self._came = {number: self._came.get(number) or self._changed(number) for number in names}
+        self._came = {number: self._came.get(number) or _changed(self._folder, number) for number in names}
         waiting = sorted(names - self._taken, key=lambda number: (-self._came[number], number))[:_MOST_A_TURN]
         self._taken.update(waiting)
         now = file_system_time(self._folder) if waiting else 0.0
-        return [request for number in waiting if (request := self._read(number, now))]
+        return [request for number in waiting if (request := self._read(self._folder, number, now))]
 
-    def _changed(self, number: str) -> int:
-        with contextlib.suppress(OSError):
-            return os.lstat(_path(self._folder, number, "request")).st_ctime_ns  # which can't be forged
-        return 0
-
-    def _read(self, number: str, now: float) -> Request | None:
+    def _read(self, folder: str, number: str, now: float) -> Request | None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
-            values = json.loads(_read(self._folder, number, "request"))
+            values = json.loads(_read(folder, number, "request"))
             if not isinstance(values, dict):
                 return None
-            kind, task, seconds = (values.get(name) for name in ("kind", "task", "seconds"))
+            values = {"kind": None, "task": None, "seconds": None, **values}
+            kind, task, seconds = values["kind"], values["task"], values["seconds"]
             is_known = kind in KINDS and (task is None or isinstance(task, str)) and type(seconds) in (int, float)
             age = now - self._came[number] / 1e9  # one that a killed client has left does not count
             if is_known and age < min(seconds, LONGEST_SECONDS) and self._is_mine(kind, task):
@@ -94,7 +90,7 @@ class Requests:
 
     def answer(self, request: Request, text: str) -> None:
         """Answers a request. Raises OSError if the answer can't be written."""
-        if os.path.isdir(self._folder) and not os.path.islink(self._folder):
+        if self._folder and os.path.isdir(self._folder) and not os.path.islink(self._folder):
             whole = text.encode(errors="backslashreplace").decode()  # a file's name in it may not be UTF-8
             write_text(_path(self._folder, request.number, "answer"), whole)
 
@@ -140,6 +136,12 @@ def ask(folder: str, kind: str, task: str | None, seconds: float) -> str | None:
         if is_new:
             with contextlib.suppress(OSError):  # it contains another request
                 os.rmdir(folder)
+
+
+def _changed(folder: str, number: str) -> int:
+    with contextlib.suppress(OSError):
+        return os.lstat(_path(folder, number, "request")).st_ctime_ns  # which can't be forged
+    return 0
 
 
 def _path(folder: str, number: str, ending: str) -> str:

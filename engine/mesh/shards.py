@@ -165,6 +165,7 @@ def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
       sample: returns the values of any box of the whole, by position alone, so that weights don't depend on the mesh.
     """
     sharding = variable_sharding(variable)
+    assert sharding
     for replica, shard in local_shards(variable):
         begin, size = sharding.box(replica)
         row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))

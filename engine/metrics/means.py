@@ -92,7 +92,9 @@ def exp_mean(values, weights=None) -> ExpMean:
 
 
 def _weighable_mean(kind: type[Mean], pair: Mean):
-    return weighed_by(kind(*pair), lambda examples: kind(*pair.weigh(examples)), pair.has_weights)
+    weigh = pair.weigh
+    assert weigh  # as `mean` sets it
+    return weighed_by(kind(*pair), lambda examples: kind(*weigh(examples)), pair.has_weights)
 
 
 def auc(labels, logits, weights=None) -> Auc:
@@ -152,13 +154,14 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     Raises:
       UsageError: the pair is not `mean`'s.
     """
-    if getattr(pair, "weigh", None) is None:
+    weigh = getattr(pair, "weigh", None)
+    if weigh is None:
         raise UsageError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
 
-    def weigh(examples):
-        return Mean(pair.weigh(factors * examples).total, pair.weigh(examples).count)
+    def weigh_scaled(examples):
+        return Mean(weigh(factors * examples).total, weigh(examples).count)
 
-    return weighed_by(Mean(pair.weigh(factors).total, pair.count), weigh, pair.has_weights)
+    return weighed_by(Mean(weigh(factors).total, pair.count), weigh_scaled, pair.has_weights)
 
 
 def weighed_by(pair, weigh, has_weights: bool = False):

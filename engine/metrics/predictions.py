@@ -121,20 +121,21 @@ class _Column:
             return joined(self._chunks)
         self.write(opened)
         if len({(chunk.shape[1:], chunk.dtype) for chunk in self._written}) > 1:
-            self._widen(opened())
+            self.file = self._widened(self.file, opened())
         self.file.flush()
         shape, dtype = _common(self._written)
         array = np.memmap(self.file, dtype, "r", shape=shape) if math.prod(shape) else np.zeros(shape, dtype)
         return _objects(array)
 
-    def _widen(self, wider: IO[bytes]) -> None:
-        """Copies the file's chunks to another file, padded to the largest."""
+    def _widened(self, file: IO[bytes], wider: IO[bytes]) -> IO[bytes]:
+        """Copies the file's chunks to another file, padded to the largest; returns that."""
         shape, dtype = _common(self._written)
-        self.file.seek(0)
+        file.seek(0)
         for chunk in self._written:
-            array = np.frombuffer(self.file.read(chunk.nbytes), chunk.dtype).reshape(chunk.shape)
+            array = np.frombuffer(file.read(chunk.nbytes), chunk.dtype).reshape(chunk.shape)
             wider.write(_widened(array, shape[1:], dtype).data)
-        self.file, self._written = wider, [np.broadcast_to(np.zeros([], dtype), shape)]
+        self._written = [np.broadcast_to(np.zeros([], dtype), shape)]
+        return wider
 
 
 def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[bytes]] | None = None) -> list:

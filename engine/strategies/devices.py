@@ -41,6 +41,7 @@ def create(name: str, **settings: Any) -> Strategy:
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         gpus.make_deterministic()
     if name == "parameter_server":
+        assert options.servers
         return ParameterServer(parameter_server.connect(options.servers.cluster), options)
     if name not in registry.BUILT_IN:
         strategy = registry.registered()[name](options)

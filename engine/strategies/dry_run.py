@@ -74,7 +74,8 @@ def name_and_path(keywords: dict) -> tuple[str, str]:
 
 def shape_and_dtype(keywords: dict) -> tuple[tf.TensorShape, tf.DType]:
     """Returns the shape and dtype of a variable to be created. Traces a function for the initial value."""
-    value, shape, dtype = keywords.get("initial_value"), keywords.get("shape"), keywords.get("dtype")
+    value: Any = keywords.get("initial_value")
+    shape, dtype = keywords.get("shape"), keywords.get("dtype")
     if shape is None or dtype is None:
         if callable(value):
             value = tf.function(value, autograph=False).get_concrete_function().structured_outputs

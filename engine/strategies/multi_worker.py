@@ -49,6 +49,7 @@ class MultiWorker(Replicated):
     ):
         super().__init__("multi_worker", distribution, options, mesh)
         task = options.task
+        assert task
         self.host, self.host_names = task.worker, task.names
         self._stop: Stop | None = None  # that all have agreed on
         self._own_stop: Stop | None = None  # why this worker wants to stop

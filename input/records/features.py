@@ -49,7 +49,7 @@ class RecordFeature:
     @property
     def values(self) -> int:
         """Number of its values in an example."""
-        return int(np.prod(self.spec.shape, dtype=np.int64))
+        return self.spec.size
 
     @property
     def size(self) -> int:

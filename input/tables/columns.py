@@ -140,9 +140,9 @@ def make_splits(
 def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature], Data, list[str]]:
     """Returns the features, the data without its splits, and the columns whose values all differ."""
     train = tables[0]
-    integers = [name for name in choice.features if train.columns[name].is_integer]
+    integers = [name for name in choice.features if train.column(name).is_integer]
     ends = train.extremes(integers)
-    is_id = {name: ends[name] is None or ends[name][0] >= 0 for name in integers}
+    is_id = {name: (ends[name] or (0, 0))[0] >= 0 for name in integers}
     ids = [] if choice.array else [name for name in integers if is_id[name] and name not in choice.numbers]
     largest = {name: (ends[name] or (0, 0))[1] for name in ids}
     is_numbered = choice.text == "category" and not choice.keeps_ids
@@ -154,7 +154,7 @@ def _fit(tables: list[ParquetTable], choice: Choice) -> tuple[list[ColumnFeature
     vocabulary |= {name: len(values) + 1 for name, values in found.values.items()}
     features = []
     for name in choice.features:
-        column = train.columns[name]
+        column = train.column(name)
         preprocessing = _fit_column(name, column, ends.get(name), choice, found)
         features.append(_feature(name, column, preprocessing, vocabulary, choice.missing == "mean"))
     classes = found.classes
@@ -177,7 +177,7 @@ def _features_from_run(table: ParquetTable, choice: Choice, saved: Data) -> tupl
     columns = _array_preprocessing(table, preprocessing) if preprocessing.array else preprocessing.columns
     features = []
     for name in choice.features:
-        column, converter = table.columns[name], columns.get(name)
+        column, converter = table.column(name), columns.get(name)
         if converter and (column.varies or not (column.is_list or column.kind in _READ_AS[converter.kind][1])):
             raise InputError(
                 f"{table.path}: column {name!r} holds {column}, and the run was trained on one of kind "
@@ -215,9 +215,9 @@ def _array_preprocessing(table: ParquetTable, preprocessing: Preprocessing) -> d
     array, kinds, first = preprocessing.columns[""], {}, 0
     flagged = {-1 - place for place in array.places if place < 0}
     for name in preprocessing.array:
-        column = table.columns[name]
+        column = table.column(name)
         kind = column.kind if column.kind in _TIMES else "number"
-        fill = array.fill[first : first + math.prod(column.shape)] if not column.varies else []
+        fill = array.fill[first : first + math.prod(column.known_shape)] if not column.varies else []
         kinds[name] = ColumnPreprocessing(kind, fill if column.shape else fill[0], first in flagged)
         first += len(fill)
     if first != len(array.fill):
@@ -253,7 +253,7 @@ def _select_columns(table: ParquetTable, choice: Choice, order: Sequence[str], l
         logging.warning("left out as pandas' index: %s", ", ".join(index))
     for name in (*names, *([choice.label] if choice.label != NONE else [])):
         table.check(name, may_lack=bool(choice.features) and name != choice.label)
-        if table.columns[name] is None or (name == choice.label and table.columns[name].kind == "timestamp"):
+        if (column := table.columns[name]) is None or (name == choice.label and column.kind == "timestamp"):
             readable = _list((name for name in names if table.columns[name]), ",")
             raise InputError(
                 f"{table.path}: column {name!r} is neither of numbers nor of text; name those to be read by "
@@ -264,7 +264,8 @@ def _select_columns(table: ParquetTable, choice: Choice, order: Sequence[str], l
     if not names:
         raise InputError(f"{table.path} has no column but the label {choice.label!r}; give it one of features")
     for name in names:
-        kind = "text" if table.columns[name].kind == "text" else "of any length" if table.columns[name].varies else ""
+        column = table.column(name)
+        kind = "text" if column.kind == "text" else "of any length" if column.varies else ""
         if kind and (choice.array or name in choice.numbers):
             argument = "array=true makes one array" if choice.array else f"numbers={name} makes a column"
             raise InputError(f"{argument} of numbers, and column {name!r} is {kind}; leave it out")
@@ -274,7 +275,7 @@ def _select_columns(table: ParquetTable, choice: Choice, order: Sequence[str], l
 
 def _check_exact(tables: list[ParquetTable], features: list[ColumnFeature], choice: Choice) -> None:
     """Raises `InputError` if float32 would round integers of columns not in `numbers`."""
-    integers = [feature for feature in features if tables[0].columns[feature.column].kind.startswith(("int", "uint"))]
+    integers = [feature for feature in features if tables[0].column(feature.column).kind.startswith(("int", "uint"))]
     floats = [feature.column for feature in integers if choice.array or feature.specs[feature.column].dtype.kind == "f"]
     names = [name for name in floats if name not in choice.numbers]
     for table in tables:
@@ -312,7 +313,7 @@ def _number(text: str) -> float | None:
 
 
 def _num_classes(tables: list[ParquetTable], label: str) -> int | None:
-    if label == NONE or not tables[0].columns[label].is_integer:
+    if label == NONE or not tables[0].column(label).is_integer:
         return None
     both = [ends for table in tables if table.columns.get(label) and (ends := table.extremes([label])[label])]
     if not both:
@@ -370,7 +371,7 @@ def _feature(
         text = f"id of {vocabulary[name]:,}" if has_largest else "id, any integer: for hash_buckets or table_capacity"
     else:
         times = {"date": "days since 1970-01-01", "timestamp": "days since 1970-01-01, and seconds of the day"}
-        text = times.get(preprocessing.kind, f"{math.prod(column.shape)} numbers" if column.shape else "number")
+        text = times.get(preprocessing.kind, f"{math.prod(column.known_shape)} numbers" if column.shape else "number")
         if shows_fill and isinstance(preprocessing.fill, (int, float)):
             text += f" ({preprocessing.fill:g} where missing)"
     shape: tuple[int | None, ...] = () if is_time else column.shape
@@ -390,13 +391,13 @@ def _preprocessing(features: list[ColumnFeature], choice: Choice) -> Preprocessi
     places: list[int] = []
     for feature in features:
         specs = [spec for name, spec in feature.specs.items() if not name.endswith(MISSING)]
-        width = sum(math.prod(spec.shape) for spec in specs)
+        width = sum(spec.size for spec in specs)
         first = len(fills)
         assert feature.preprocessing
         fills += np.broadcast_to(feature.preprocessing.fill, width).tolist()
         places += range(first, first + width)
         if feature.preprocessing.is_flagged:
-            places += [-1 - place for place in range(first, first + math.prod(specs[0].shape))]
+            places += [-1 - place for place in range(first, first + specs[0].size)]
     return Preprocessing({"": ColumnPreprocessing("array", fills, places=tuple(places))}, choice.features)
 
 
@@ -472,10 +473,10 @@ class Columns(Source):
         self.chunk_examples = int(np.max(table.group_rows))
         specs: Any = {name: spec for feature in features for name, spec in feature.specs.items()}
         if choice.array:
-            specs = Spec((sum(math.prod(spec.shape) for spec in specs.values()),), np.float32)
+            specs = Spec((sum(spec.size for spec in specs.values()),), np.float32)
         self.element_spec = specs
         if self._label:
-            column = like.columns[self._label]
+            column = like.column(self._label)
             is_number = classes is None and column.kind != "date"
             label = (
                 Spec(column.shape, column.kind) if is_number else Spec((), np.float32 if classes is None else np.int64)
@@ -514,9 +515,9 @@ class Columns(Source):
 
     def read_labels(self) -> np.ndarray | None:
         arrays: dict[str | None, np.ndarray] = {}
-        parts = []
-        for number in range(len(self._table.group_rows)) if self._label else ():
-            self._add_labels(self._table.read(number, [self._label]), arrays, problems={})
+        parts, names = [], [self._label] if self._label else []
+        for number in range(len(self._table.group_rows)) if names else ():
+            self._add_labels(self._table.read(number, names), arrays, problems={})
             parts.append(arrays[_LABEL])
         return np.concatenate(parts) if parts else None
 
@@ -587,7 +588,7 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
 def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None:
     if name not in table.columns:
         raise InputError(f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns")
-    column, wanted = table.columns[name], like.columns[name]
+    column, wanted = table.columns[name], like.column(name)
     if column is None or column[:2] != wanted[:2]:
         raise InputError(
             f"{table.path}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.path}; "

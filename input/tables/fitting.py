@@ -163,7 +163,7 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str,
     rows = sum(table.group_rows.tolist())
     if choice.validation_split:
         rows = math.floor(rows * (1.0 - choice.validation_split))  # as the run splits the rows
-    texts = [name for name in choice.features if table.columns[name].kind == "text"]
+    texts = [name for name in choice.features if table.column(name).kind == "text"]
     words = _words(table, texts if choice.text == "category" else [], rows)
     sums: dict[str, Any] = {}
     counts: dict[str, Any] = {}
@@ -174,7 +174,7 @@ def _fit(table: ParquetTable, choice: Choice, ids: list[str], largest: dict[str,
         # None is not a class; validation_split leaves none unknown.
         fix = "which are too many classes; choose another label"
         classes = _words(table, [choice.label], sum(table.group_rows), fix)[choice.label]
-    numeric = [name for name in choice.features if name not in texts and not table.columns[name].varies]
+    numeric = [name for name in choice.features if name not in texts and not table.column(name).varies]
     if choice.missing in ("mean", "column"):
         for group, count in _groups(table, numeric, rows):
             for name in numeric:

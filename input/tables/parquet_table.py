@@ -103,14 +103,19 @@ class ParquetTable:
         self._read_uint64()
         self._warn_of_large_groups()
 
+    def column(self, name: str) -> Column:
+        """Returns the contents of a column, of those that can be read."""
+        column = self.columns[name]
+        assert column is not None, f"column {name!r} can't be read"
+        return column
+
     def read(self, group: int, names: Sequence[str]) -> Group:
         """Reads columns of a row group; thread-safe. Raises `SourceError`."""
         number, row_group = self._groups[group]
         values = Group({}, {}, {})
         try:
             for name, array in self._arrays(group, names).items():
-                column = self.columns[name]
-                assert column is not None
+                column = self.column(name)
                 (self._decode_lists if column.varies else self._decode)(name, column, array, values)
         except (self._pa.ArrowException, OSError) as error:
             raise self._unreadable(SourceError, number, row_group, error) from None
@@ -156,7 +161,7 @@ class ParquetTable:
                     f"apart up to 2^53 only; write integers or text, or input_arg=numbers={name} if these are not ids"
                 )
             if EXACT_FLOAT32 < most <= EXACT_FLOAT64:
-                self.columns[name] = Column("int64", self.columns[name].shape, "as floats")
+                self.columns[name] = Column("int64", self.column(name).shape, "as floats")
 
     def _is_rounded(self, name: str) -> bool:
         """Returns whether a float column may have whole numbers that float32 rounds, by its type and statistics."""
@@ -291,10 +296,10 @@ class ParquetTable:
                 continue
             column = self._column(field)
             zones = [types.is_timestamp(candidate.type) and bool(candidate.type.tz) for candidate in (first, field)]
-            is_compatible = (
-                widest is not None and column is not None and widest.shape == column.shape and zones[0] == zones[1]
-            )
-            if is_compatible and widest.kind != column.kind and widest.shape:
+            is_compatible = zones[0] == zones[1]
+            if widest is None or column is None or widest.shape != column.shape:
+                is_compatible = False
+            elif is_compatible and widest.kind != column.kind and widest.shape:
                 kind = np.promote_types(widest.kind, column.kind)  # of lists of integers
                 is_compatible = kind.kind in "iu" and "f" not in widest.kind + column.kind
                 widest = widest._replace(kind=kind.name)
@@ -444,7 +449,8 @@ class ParquetTable:
         missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
         wrong: dict[int, str] = {}
         if pa.types.is_null(array.type):
-            values = np.zeros((len(array), *column.shape), np.float32 if column.kind == "float32" else np.int64)
+            dtype = np.dtype("float32" if column.kind == "float32" else "int64")
+            values = np.zeros((len(array), *column.known_shape), dtype)
             missing = np.ones(values.shape, bool)
         elif column.kind in ("date", "timestamp"):
             values = decoding.times(array, column.kind, pa)

@@ -27,6 +27,11 @@ class Column(NamedTuple):
     why: str = ""
 
     @property
+    def known_shape(self) -> tuple[int, ...]:
+        """The shape, where values have one."""
+        return tuple(size for size in self.shape if size is not None)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of its values in NumPy; not for text."""
         return np.dtype("float32" if self.kind in ("date", "timestamp") else self.kind)

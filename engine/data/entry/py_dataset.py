@@ -154,7 +154,7 @@ class BatchSource(Source):
 
         def empty(spec: Spec) -> np.ndarray:
             size = len(indices)
-            return np.empty(size, object) if spec.unknown else np.empty([size, *spec.shape], spec.dtype)
+            return np.empty(size, object) if spec.unknown else np.empty([size, *spec.known_shape], spec.dtype)
 
         for number in np.unique(numbers):
             batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)
@@ -214,6 +214,8 @@ class GeneratorStream(Stream):
     Raises:
       SourceError: it yields nothing, or no batch of arrays.
     """
+
+    batch_examples: int
 
     def __init__(self, batches: Iterator, ends: bool = False):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False

@@ -59,7 +59,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
         train, evaluation = views.divided(train, validation_split)
     if data.class_weight is not None:
         train = views.with_class_weights(train, data.class_weight)
-    train, evaluation = views.unify_weight_structure([train, evaluation])
+    train, evaluation = views.unify_weight_structure(train, evaluation)
     return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -29,7 +30,7 @@ class Blocks:
         self._order, self._by_epoch = order, by_epoch
         self._open_at = open_at
         self._transfer = transfer or (lambda block: block)
-        self._iterator = None
+        self._iterator: Any = None
         self._number: int | None = None
         self._block = None
         self._end = 0  # the step after it
@@ -48,10 +49,10 @@ class Blocks:
 
     def call_input(self, step: int, limit: int):
         number, offset, length = self._order.block_at(step)
-        if number != self._number:
-            goes_on = self._iterator is not None and number == self._number + 1
-            if self._by_epoch and goes_on:
-                goes_on = self._order.block_epoch(number) == self._order.block_epoch(self._number)
+        if number != (before := self._number):
+            goes_on = before is not None and number == before + 1
+            if before is not None and goes_on and self._by_epoch:
+                goes_on = self._order.block_epoch(number) == self._order.block_epoch(before)
             if not goes_on:
                 self.close()
                 self._iterator, self.num_read = self._open_at(number), 0

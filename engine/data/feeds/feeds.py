@@ -177,7 +177,7 @@ class ReadFeed(Feed):
     def _iterator(self, first_block: int):
         if self._source.varies:
             self._source.begin_epoch(self.order.block_epoch(first_block))
-        self._shares_before = self._reader.shares_read or 0
+        self._shares_before = (self._reader and self._reader.shares_read) or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
             return iter(self._share(first_block, range(1)))
 
@@ -211,6 +211,7 @@ class ReadFeed(Feed):
             share, num_shares = self._mesh.batch_share(replica, n)
             start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
             pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
+            assert self._reader  # `call_input` has made it
             return self._reader.read(indices[:, start:stop], block, *pad)
 
         if replicas not in self._traced:  # once, though a source that varies has an iterator in each epoch
@@ -244,6 +245,7 @@ class StreamedFeed(Feed):
       distributes: whether TensorFlow splits batches, as for TPUs: such iterators have no state.
     """
 
+    part: StreamPart
     reads_in_loop = True
 
     def __init__(

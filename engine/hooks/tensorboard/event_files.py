@@ -113,6 +113,7 @@ class EventFiles:
         return True
 
     def _new_writer(self, folder: str) -> tf.io.TFRecordWriter:
+        assert self.directory is not None  # without one nothing is queued
         path = os.path.join(self.directory, folder)
         os.makedirs(path, exist_ok=True)
         # TensorBoard reads a folder's files in the order of their names, so later ones must sort later. Seconds alone

@@ -65,7 +65,7 @@ class TensorBoard(Windowed):
         self.config = config or {}
         self.probe = probe
         self._files = EventFiles(directory, writer)
-        self._figures: Figures | None = None
+        self._figures: Figures
         self._restored = False
         self._has_images = probe is None or not probe.has_pictures
         self._weights: Callable | None = None
@@ -166,7 +166,7 @@ class TensorBoard(Windowed):
 
     def _put_images(self) -> bool:
         """Writes some inputs that look like images. Returns False before a step has left some."""
-        if (features := self.probe.pictures()) is None:
+        if self.probe is None or (features := self.probe.pictures()) is None:
             return False
         pictures = np.asarray(features)
         self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))

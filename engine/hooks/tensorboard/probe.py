@@ -45,14 +45,14 @@ class Probe:
 
     def note_examples(self, batch, collects: tf.Tensor) -> None:
         """Leaves a step's first examples, if it `collects` and they look like images. Replica code."""
-        if self._pictures is None:
+        if (pictures := self._pictures) is None:
             return
 
         def note() -> None:
             some = form.features(batch)[:_PICTURES]
             number = tf.shape(some)[0]
             rest = tf.zeros(tf.concat([[_PICTURES - number], tf.shape(some)[1:]], 0), some.dtype)
-            assign_local(self._pictures, tf.ensure_shape(tf.concat([some, rest], 0), self._pictures.shape))
+            assign_local(pictures, tf.ensure_shape(tf.concat([some, rest], 0), pictures.shape))
             assign_local(self._number, tf.cast(number, tf.int64))
 
         tf.cond(collects, note, lambda: None)

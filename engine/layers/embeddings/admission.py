@@ -141,7 +141,7 @@ class Admission(tf.Module):
     def read_freed(self) -> tuple[tf.Tensor, tf.Variable] | None:
         """Reads `freed`, and returns it with its variable, if that is on a server; see `StartValues.freed`."""
         with self._beside_shard():
-            return (self.freed.read_value(), self.freed) if self.evict_after and self._server else None
+            return (self.freed.read_value(), self.freed) if self.freed is not None and self._server else None
 
     def begin_stamps(self, step: int) -> None:
         """Stamps rows with a step that have no stamp yet, or one of another run, not before the step."""
@@ -155,6 +155,7 @@ class Admission(tf.Module):
 
         It does so for all replicas of this process, and returns the rows, int64 [n].
         """
+        assert self.evict_after  # else no row is freed
         keys, stamps = own_copy(self.keys), own_copy(self.stamps)
         with tf.device(keys.device):
             is_stale = (tf.reshape(keys, [-1]) > RESERVED_KEY) & (stamps < step - self.evict_after)

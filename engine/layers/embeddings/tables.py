@@ -134,10 +134,10 @@ class Embedding(tf.Module):
             fix = "use 1 or more steps" if self.evict_after < 1 else assigns
             raise UsageError(f"embedding {self.name}: evict_after={self.evict_after} frees no row; {fix}")
         if self.admit_after is not None:
-            self._check_admission()
+            self._check_admission(self.admit_after)
 
-    def _check_admission(self) -> None:
-        if not 1 <= self.admit_after <= admission.MAX_ADMIT_AFTER:
+    def _check_admission(self, admit_after: int) -> None:
+        if not 1 <= admit_after <= admission.MAX_ADMIT_AFTER:
             raise UsageError(
                 f"embedding {self.name}: admit_after={self.admit_after} is out of range; use 1 to "
                 f"{admission.MAX_ADMIT_AFTER}"

@@ -345,7 +345,7 @@ class _InOneLine(Filter):
     def filter(self, record: LogRecord) -> bool:
         message = str(record.msg)
         if message.startswith("Worker %s failed with"):
-            task = str(next(iter(record.args))).rpartition(":")[2]
+            task = str(next(iter(record.args or [""]))).rpartition(":")[2]
             record.msg, record.args = "worker %s is lost; the others continue, and it rejoins when it is back", (task,)
             return True
         # The last: each checkpoint is written by its own function, once.

@@ -59,7 +59,7 @@ class Placement:
         """
         with self._distribution.scope():
             anchors = [tf.Variable(0, trainable=False, name=f"anchor_{server}") for server in range(len(self.loads))]
-        self._anchors = sorted(anchors, key=lambda variable: server_number(variable.device))
+        self._anchors = sorted(anchors, key=variable_server)
 
     def plan(self, make: Callable[[], Any]) -> None:
         """Determines, before `make` creates variables, their sizes and servers."""
@@ -104,7 +104,7 @@ class Placement:
             # As in the strategy's `colocate_vars_with`.
             keywords["colocate_with"] = self._anchors[chosen if wanted is None else wanted]
         variable = next_creator(**keywords)
-        server = server_number(variable.device)
+        server = variable_server(variable)
         self.table.append(Placed(path, size, server, beside))
         self.loads[server] += size
         return variable
@@ -131,12 +131,19 @@ def assign_servers(weights: Sequence[int], wanted: Sequence[int | None], num_ser
 
 def _spread(weights: Sequence[int], wanted: Sequence[int | None], allowed: Sequence[int]) -> tuple[list[int], dict]:
     """Returns (a server for each weight, the servers' loads)."""
-    servers, loads = list(wanted), dict.fromkeys(allowed, 0)
+    servers, loads = [0] * len(weights), dict.fromkeys(allowed, 0)
     for index in sorted(range(len(weights)), key=lambda index: (wanted[index] is None, -weights[index])):
-        if servers[index] is None:
-            servers[index] = min(loads, key=loads.get)
+        server = wanted[index]
+        servers[index] = min(loads, key=loads.__getitem__) if server is None else server
         loads[servers[index]] += weights[index]
     return servers, loads
+
+
+def variable_server(variable: tf.Variable) -> int:
+    """Returns the number of the server that a variable is on."""
+    server = server_number(variable.device)
+    assert server is not None, f"{variable.name} is on no server"
+    return server
 
 
 def server_number(device: str | None) -> int | None:

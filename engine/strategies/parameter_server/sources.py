@@ -88,7 +88,7 @@ class Sources:
             reader = self._readers[wanted]
         stored = as_stored(reader.fetch(*request), reader.source.stored_spec)
         with self._lock:
-            now = reader.bytes_read
+            now = reader.bytes_read or 0
             size, self._bytes_reported[wanted] = now - self._bytes_reported.get(wanted, 0), now
         return [*stored, np.int64(size)]
 

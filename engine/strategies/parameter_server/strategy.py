@@ -38,7 +38,7 @@ from ..workers import WorkerRows
 from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
-from .placement import Placement, server_number
+from .placement import Placement, variable_server
 from .worker_feeds import (
     CombinedOnWorkers,
     ExternalWorkersFeed,
@@ -76,7 +76,8 @@ class ParameterServer(Strategy):
         distribution: tf.distribute.ParameterServerStrategy,
         options: StrategyOptions,
     ):
-        self.distribution, self.options = distribution, options
+        assert options.servers
+        self.distribution, self.options, self._servers = distribution, options, options.servers
         self.cluster = cluster = options.servers.cluster
         self.placement = Placement(distribution, len(cluster.servers), options.servers.placement_rules)
         self._coordinator: Any = None
@@ -125,9 +126,15 @@ class ParameterServer(Strategy):
             return {}
         return {"mean": self._staleness / self._updates, "max": float(self._most_stale)}
 
+    @property
+    def leases(self) -> Leases:
+        """The leases, once `bind` has made them."""
+        assert self._leases
+        return self._leases
+
     def figures(self) -> dict[str, float]:
         """Returns figures for TensorBoard: the counts of leases, and the staleness of updates, so far."""
-        leases = {f"leases/{name}": value for name, value in dataclasses.asdict(self._leases.ledger).items()}
+        leases = {f"leases/{name}": value for name, value in dataclasses.asdict(self.leases.ledger).items()}
         return leases | {f"staleness/{name}": value for name, value in self.staleness.items()}
 
     def activity(self) -> dict[str, Any]:
@@ -135,7 +142,7 @@ class ParameterServer(Strategy):
         rows: list[dict[str, int]] = [{} for _ in self.cluster.servers]
         for table in self._inventory.tables.values():
             for shard in table.shards:
-                there = rows[server_number(shard.device)]
+                there = rows[variable_server(shard)]
                 there[table.name] = there.get(table.name, 0) + shard.shape[0]
         servers = [
             {"name": f"ps {server}", "seconds": self._answer_seconds.get(server), "bytes": size, "rows": rows[server]}
@@ -146,7 +153,7 @@ class ParameterServer(Strategy):
     def report(self) -> dict:
         """Returns its part of a run's result: leases, staleness in updates, bytes per server."""
         return {
-            "leases": dataclasses.asdict(self._leases.ledger),
+            "leases": dataclasses.asdict(self.leases.ledger),
             "staleness": self.staleness,
             "server_bytes": list(self.placement.loads),
             "placement": [placed._asdict() for placed in self.placement.table],
@@ -317,7 +324,7 @@ class ParameterServer(Strategy):
                 return runner.train_batch(batch, number, collect_norm, start_values)
 
             checks = StepChecks(state, runner, shares_weights=len(self.cluster.workers) > 1)
-            counters = self._leases.counters
+            counters = self.leases.counters
             return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace, checks=checks)
         pull = Pull((), tf.float32, optimizers)
 
@@ -350,7 +357,7 @@ class ParameterServer(Strategy):
         self._inventory.captured.check()
         began = time.monotonic()
         step, trains = program.step, program.state is not None
-        compiles, ending = not self._leases.has_built(program), self._ending and trains
+        compiles, ending = not self.leases.has_built(program), self._ending and trains
         # Only then: leases in progress reach past the program's own step, and the next ones follow them.
         if self.in_step:
             self._next_step = step
@@ -358,7 +365,7 @@ class ParameterServer(Strategy):
         while True:
             if not (ending and not self.in_step):
                 self._fill(program, step, limit)
-            arrived = self._leases.collect(_WAIT_SECONDS)
+            arrived = self.leases.collect(_WAIT_SECONDS)
             self._heard.note(self.worker_names[result.worker] for _, result, _ in arrived)
             completed += arrived
             all_done = self.in_step and (ending or self._next_step >= step + limit)
@@ -388,14 +395,14 @@ class ParameterServer(Strategy):
             self._staleness += result.staleness[0]
             self._most_stale = max(self._most_stale, result.staleness[1])
             # Leases of another length, the last ones or repeated ones, say little about this one.
-            if updates == program.pace.steps:  # the present length
-                program.pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
+            if (pace := program.pace) and updates == pace.steps:  # the present length
+                pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
         return WorkerRows([*_ROW], rows)
 
     def _fill(self, program: LeaseLoop, step: int, limit: int) -> None:
         """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""
-        bound, workers, pace = self.options.servers.max_staleness_steps, len(self.cluster.workers), program.pace
-        leases, end = self._leases.room, step + limit
+        bound, workers, pace = self._servers.max_staleness_steps, len(self.cluster.workers), program.pace
+        leases, end = self.leases.room, step + limit
         most = pace.steps if pace else int(min(math.ceil(limit / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:
             # In a round each worker has one lease, so at most its steps of each other worker come between a pull and
@@ -409,7 +416,7 @@ class ParameterServer(Strategy):
             call_input = program.feed.call_input(self._next_step, steps)
             # A stream is read here, by the coordinator, and workers wait for it.
             self._lease_seconds += time.perf_counter() - before
-            self._leases.schedule(program, call_input)
+            self.leases.schedule(program, call_input)
             self._next_step = call_input.stop
 
     def bad_records(self, source: WithoutBadRecords) -> set[int]:
