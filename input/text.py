@@ -217,20 +217,15 @@ def _pieces(files: Files, documents: str) -> Iterator[tokens.TextPiece]:
             if documents == "file":
                 yield tokens.TextPiece(rest, path, at, True)
             elif rest.strip():
-                begin = _after_empty_lines(rest, 0, len(rest))
+                begin = next(_EMPTY_LINES.finditer(rest)).end()
                 yield tokens.TextPiece(rest[begin:].rstrip(b"\r\n"), path, at + begin, True)
-
-
-def _after_empty_lines(text: bytes, start: int, end: int) -> int:
-    found = _EMPTY_LINES.match(text, start, end)
-    return found.end() if found else start
 
 
 def _documents(text: bytes, path: str, at: int, border: re.Pattern) -> Generator[tokens.TextPiece, None, int]:
     """Yields the documents that end in this text; returns their length."""
     start = 0
     for match in border.finditer(text):
-        begin = _after_empty_lines(text, start, match.start())  # rest of a split border
+        begin = next(_EMPTY_LINES.finditer(text, start, match.start())).end()  # rest of a split border
         if text[begin : match.start()].strip():
             yield tokens.TextPiece(text[begin : match.start()], path, at + begin, True)
         start = match.end()

@@ -108,7 +108,7 @@ class _Agent:
                 with rendezvous.refusing(self._config.cluster):
                     self._config = self._agree()
             except CrankshaftError as error:
-                if self._members and self._members.is_late and self._has_ended():
+                if self._members and self._members.is_late and has_ended(self._events):
                     print_line(f"{self._name} has not been included, and the run has come to its end")
                     return self._end(0)
                 return self._end(fail(error.exit_code, error.message))
@@ -130,7 +130,7 @@ class _Agent:
             if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
                 has_no_code = ending.code < 0 or ending.code == EXIT_REGROUP
                 return self._end(EXIT_CODES[self._stop[1].name] if self._stop and has_no_code else ending.code)
-            if ending.code > 0 and self._record_bytes() > recorded_bytes and self._has_ended():
+            if ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
                 return self._end(ending.code)  # the run is complete; what failed came after it, such as its output
             newest = self._newest_step()
             decision = self._rule.decide([ending], newest > step)
@@ -162,9 +162,6 @@ class _Agent:
 
     def _record_bytes(self) -> int:
         return os.path.getsize(self._events) if self._events and os.path.isfile(self._events) else 0
-
-    def _has_ended(self) -> bool:
-        return self._events is not None and has_ended(self._events)
 
     def _newest_step(self) -> int:
         return max(events.newest_step(self._events), self._memory.newest_step())

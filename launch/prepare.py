@@ -66,13 +66,12 @@ def main(argv: list[str]) -> int:
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
-    assert flags.input  # `find` refuses none
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
         from .run.data import preparing
 
     request = ShardRequest(
-        input=flags.input,
+        input=str(flags.input),  # `find` refuses none
         arguments={**arguments, **({"eval_data_dir": flags.eval_data_dir or ""} if entry.reads_eval_data else {})},
         data_dir=flags.data_dir,
         seed=flags.seed,

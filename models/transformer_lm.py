@@ -177,8 +177,8 @@ class Decoder(tf.keras.Model):
         self.drop = tf.keras.layers.Dropout(shape["dropout"], name="dropout")
         self.blocks = [Block(shape, one_pass, name=f"block_{i}") for i in range(shape["layers"])]
         self.norm = _norm(shape, "norm")
-        options = {"stddev": _STDDEV, "name": "logits"}
-        self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split="vocabulary", **options)
+        split = "vocabulary"
+        self.logits = self.embedding if shape["tied"] else Embedding(vocabulary, width, split, _STDDEV, name="logits")
 
     def build(self, input_shape):
         inner = (*input_shape, self.embedding.size)

@@ -44,14 +44,9 @@ class Spec:
         object.__setattr__(self, "dtype", dtype.newbyteorder("="))
 
     @property
-    def known_shape(self) -> tuple[int, ...]:
-        """The known dimensions: all, where examples have one shape."""
-        return tuple(size for size in self.shape if size is not None)
-
-    @property
     def size(self) -> int:
         """The number of values of one example's array; an unknown dimension counts as 1."""
-        return math.prod(self.known_shape)
+        return math.prod(1 if x is None else x for x in self.shape)
 
     @property
     def nbytes(self) -> int:

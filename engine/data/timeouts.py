@@ -27,11 +27,9 @@ def wait_for_result(
       progress: returns another value after any progress.
       stuck: returns the error to raise after so many seconds without progress.
     """
-    if not timeout_seconds:
-        return future.result()
     poll_seconds = min(_POLL_SECONDS, timeout_seconds / 4)
     idle, seen, before = 0.0, progress(), time.monotonic()
-    while not wait([future], poll_seconds).done:
+    while not wait([future], poll_seconds or None).done:
         now = time.monotonic()
         idle, before = idle + min(now - before, 2 * poll_seconds), now
         if (newest := progress()) != seen:

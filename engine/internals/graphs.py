@@ -381,12 +381,11 @@ def compared_with(tensors: Sequence[tf.Tensor]) -> set[float]:
     Of arrays of more than 16, only the smallest and largest count. The depth of a one-hot encoding is one, too.
     """
     numbers, dependent = set[float](), _dependents(tensors)
-    queue: list[tuple[tf.Operation, set[str] | None]] = []
-    queue += [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
+    queue = [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
     for op, searched in queue:
         if searched and not any(tensor.name in searched for tensor in op.inputs):
             continue
-        queue += [(inner, None) for graph in all_called(op) for inner in graph.get_operations()]
+        queue += [(inner, set[str]()) for graph in all_called(op) for inner in graph.get_operations()]
         for tensor in op.inputs if op.type in _COMPARISONS else ():
             value = tf.get_static_value(_captured(tensor))
             if value is not None and np.issubdtype(value.dtype, np.number):

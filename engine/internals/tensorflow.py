@@ -320,9 +320,7 @@ def shuffled(dataset: tf.data.Dataset, buffer_size: int, seed: tf.Tensor) -> tf.
     return tf.data.experimental.from_variant(mixed, spec)
 
 
-def variable_without_value(
-    shape: Sequence[int], dtype: tf.DType, name: str | None, trainable: bool | None
-) -> tf.Variable:
+def variable_without_value(shape: Sequence, dtype: tf.DType, name: str | None, trainable: bool | None) -> tf.Variable:
     """Creates a variable in a graph without memory: its device and colocation are known, its value is not."""
     return resource_variable_ops.UninitializedVariable(
         shape=shape, dtype=dtype, name=name, trainable=trainable, distribute_strategy=tf.distribute.get_strategy()

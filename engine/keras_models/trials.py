@@ -88,10 +88,8 @@ def not_additive(
 
 def with_missing(labels: tf.Tensor | None, value: float, random: np.random.Generator) -> tf.Tensor | None:
     """Returns labels, some of each example replaced by `value`, if they are numbers whose dtype has it."""
-    if labels is None:
-        return None
-    dtype = labels.dtype
-    if not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
+    dtype = tf.string if labels is None else labels.dtype
+    if labels is None or not (dtype.is_floating or (dtype.is_integer and dtype.min <= value <= dtype.max)):
         return labels
     is_kept = random.random(labels.shape, np.float32) < _random_per_example(labels.shape, random)
     return tf.where(is_kept, labels, tf.cast(value, dtype))

@@ -154,8 +154,7 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     Raises:
       UsageError: the pair is not `mean`'s.
     """
-    weigh = getattr(pair, "weigh", None)
-    if weigh is None:
+    if (weigh := getattr(pair, "weigh", None)) is None:
         raise UsageError("a loss whose examples are to be weighed has to be made by crankshaft.mean(losses)")
 
     def weigh_scaled(examples):

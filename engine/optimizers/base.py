@@ -40,6 +40,7 @@ from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .averaging import Shadows, WeightAverage
 
+Rate = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a schedule
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -80,7 +81,7 @@ class Optimizer(tf.Module):
 
     def __init__(
         self,
-        learning_rate: float | Callable[[tf.Tensor], tf.Tensor],
+        learning_rate: Rate,
         *,
         weight_decay: float | None = 0.0,
         weight_decay_exclude: str | None = None,
@@ -471,7 +472,7 @@ class FusedOptimizer(Optimizer):
                     else:
                         self.dense(grad=value, **arguments)
 
-    def _send(self, server: str, pairs, values: list, scalars: dict) -> tuple[dict, list]:
+    def _send(self, server: str, pairs: Sequence[tuple], values: list, scalars: dict) -> tuple[dict, list]:
         """Sends scalars and gradients' values to a server, in as few messages as possible; returns those there."""
         with tf.device(server):
             shapes = [

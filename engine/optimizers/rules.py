@@ -4,10 +4,13 @@ Each equals Keras's own; any other Keras optimizer is found by name. The rules a
 end run on the host: they make the optimizer that a run's options describe, and say which options an optimizer applies.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow import Tensor
 
 from ..arguments import (
     DECAY,
@@ -24,7 +27,7 @@ from ..arguments import (
 from ..internals import keras, keras_copy
 from ..step.options import RATE_OPTIONS, RULE_OPTIONS, StepOptions
 from . import schedules
-from .base import FusedOptimizer, Optimizer
+from .base import FusedOptimizer, Optimizer, Rate
 from .keras_adapter import KerasOptimizer
 
 # For the engine's rules and Keras's, which agree on the names; applied to each number of a tuple or list.
@@ -48,13 +51,13 @@ class SGD(FusedOptimizer):
 
     takes_factors_as_rate = True
 
-    def __init__(self, learning_rate=0.01, **arguments):
+    def __init__(self, learning_rate: Rate = 0.01, **arguments: Any):
         super().__init__(learning_rate, **arguments)
 
-    def dense(self, var, lr, grad, use_locking):
+    def dense(self, var: Tensor, lr: Tensor, grad: Tensor, use_locking: bool) -> None:
         tf.raw_ops.ResourceApplyGradientDescent(var=var, alpha=lr, delta=grad, use_locking=use_locking)
 
-    def sparse(self, var, lr, grad, indices, **_):
+    def sparse(self, var: Tensor, lr: Tensor, grad: Tensor, indices: Tensor, **_: Any) -> None:
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=lr * grad)
 
 
@@ -67,21 +70,21 @@ class Momentum(FusedOptimizer):
 
     takes_factors_as_rate = True
 
-    def __init__(self, learning_rate=0.01, momentum=0.9, nesterov=False, **arguments):
+    def __init__(self, learning_rate: Rate = 0.01, momentum: float = 0.9, nesterov: bool = False, **arguments: Any):
         super().__init__(learning_rate, **arguments)
         self.momentum = momentum
         self.nesterov = nesterov
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         return {"accum": 0.0}
 
-    def scalars(self, learning_rate, step):
+    def scalars(self, learning_rate: Tensor, step: Tensor) -> dict[str, Any]:
         return {"lr": learning_rate, "momentum": self.momentum}
 
-    def dense(self, **arguments):
+    def dense(self, **arguments: Any) -> None:
         tf.raw_ops.ResourceApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
 
-    def sparse(self, **arguments):
+    def sparse(self, **arguments: Any) -> None:
         tf.raw_ops.ResourceSparseApplyKerasMomentum(use_nesterov=self.nesterov, **arguments)
 
 
@@ -97,16 +100,23 @@ class Adam(FusedOptimizer):
     bias correction counts all updates, not the row's own.
     """
 
-    def __init__(self, learning_rate=0.001, beta_1=0.9, beta_2=0.999, epsilon=1e-7, **arguments):
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        **arguments: Any,
+    ):
         super().__init__(learning_rate, **arguments)
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         self.epsilon = epsilon
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         return {"m": 0.0, "v": 0.0}
 
-    def scalars(self, learning_rate, step):
+    def scalars(self, learning_rate: Tensor, step: Tensor) -> dict[str, Any]:
         rate = tf.cast(learning_rate, tf.float64)
         m, v = (_in_kernel(beta) for beta in (self.beta_1, self.beta_2))
         return {
@@ -117,25 +127,27 @@ class Adam(FusedOptimizer):
             "epsilon": self.epsilon,
         }
 
-    def dense(self, sparse_lr, **arguments):
+    def dense(self, sparse_lr: Tensor, **arguments: Any) -> None:
         # The kernel would correct the rate by powers in float32, in which 1 - 0.999 keeps four digits.
         tf.raw_ops.ResourceApplyAdam(beta1_power=0.0, beta2_power=0.0, **arguments)
 
-    def sparse(self, var, m, v, sparse_lr, epsilon, grad, indices, **_):
+    def sparse(
+        self, var: Tensor, m: Tensor, v: Tensor, sparse_lr: Tensor, grad: Tensor, indices: Tensor, **_: Any
+    ) -> None:
         m_rows = _gather(m, indices)
         v_rows = _gather(v, indices)
         m_rows += (grad - m_rows) * (1.0 - self.beta_1)
         v_rows += (tf.square(grad) - v_rows) * (1.0 - self.beta_2)
         _scatter(m, indices, m_rows)
         _scatter(v, indices, v_rows)
-        change = m_rows * sparse_lr / (tf.sqrt(v_rows) + epsilon)
+        change = m_rows * sparse_lr / (tf.sqrt(v_rows) + self.epsilon)
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay by default; https://arxiv.org/abs/1711.05101."""
 
-    def __init__(self, learning_rate=0.001, weight_decay=0.004, **arguments):
+    def __init__(self, learning_rate: Rate = 0.001, weight_decay: float = 0.004, **arguments: Any):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
 
 
@@ -149,12 +161,18 @@ class Adagrad(FusedOptimizer):
     dense = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
     sparse = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
 
-    def __init__(self, learning_rate=0.001, initial_accumulator_value=0.1, epsilon=1e-7, **arguments):
+    def __init__(
+        self,
+        learning_rate: Rate = 0.001,
+        initial_accumulator_value: float = 0.1,
+        epsilon: float = 1e-7,
+        **arguments: Any,
+    ):
         super().__init__(learning_rate, **arguments)
         self.initial_accumulator_value = initial_accumulator_value
         self.epsilon = epsilon
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         return {"accum": self.initial_accumulator_value + self.epsilon}
 
 
@@ -167,12 +185,12 @@ class RMSprop(FusedOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        rho=0.9,
-        momentum=0.0,
-        epsilon=1e-7,
-        centered=False,
-        **arguments,
+        learning_rate: Rate = 0.001,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+        **arguments: Any,
     ):
         super().__init__(learning_rate, **arguments)
         self.rho = rho
@@ -180,10 +198,10 @@ class RMSprop(FusedOptimizer):
         self.epsilon = epsilon
         self.centered = centered
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         return {"ms": 0.0, "mom": 0.0} | ({"mg": 0.0} if self.centered else {})
 
-    def scalars(self, learning_rate, step):
+    def scalars(self, learning_rate: Tensor, step: Tensor) -> dict[str, Any]:
         # The rate and epsilon compensate for the error of the kernel's averages.
         ratio = _weight(_in_kernel(self.rho), step) / _weight(self.rho, step)
         return {
@@ -194,24 +212,26 @@ class RMSprop(FusedOptimizer):
             "epsilon": self.epsilon * ratio,
         }
 
-    def dense(self, sparse_lr, **arguments):
+    def dense(self, sparse_lr: Tensor, **arguments: Any) -> None:
         if self.centered:
             tf.raw_ops.ResourceApplyCenteredRMSProp(**arguments)
         else:
             tf.raw_ops.ResourceApplyRMSProp(**arguments)
 
-    def sparse(self, var, ms, mom, sparse_lr, momentum, grad, indices, mg=None, **_):
+    def sparse(
+        self, var: Tensor, ms: Tensor, mom: Tensor, sparse_lr: Tensor, grad: Tensor, indices: Tensor, **others: Tensor
+    ) -> None:
         ms_rows = _gather(ms, indices)
         ms_rows += (tf.square(grad) - ms_rows) * (1.0 - self.rho)
         _scatter(ms, indices, ms_rows)
         variance = ms_rows + self.epsilon
         if self.centered:
-            mg_rows = _gather(mg, indices)
+            mg_rows = _gather(others["mg"], indices)
             mg_rows += (grad - mg_rows) * (1.0 - self.rho)
-            _scatter(mg, indices, mg_rows)
+            _scatter(others["mg"], indices, mg_rows)
             variance -= tf.square(mg_rows)
         change = sparse_lr * grad * tf.math.rsqrt(variance)
-        change += momentum * _gather(mom, indices)
+        change += self.momentum * _gather(mom, indices)
         _scatter(mom, indices, change)
         tf.raw_ops.ResourceScatterSub(resource=var, indices=indices, updates=change)
 
@@ -229,14 +249,14 @@ class Ftrl(FusedOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        learning_rate_power=-0.5,
-        initial_accumulator_value=0.1,
-        l1_regularization_strength=0.0,
-        l2_regularization_strength=0.0,
-        l2_shrinkage_regularization_strength=0.0,
-        beta=0.0,
-        **arguments,
+        learning_rate: Rate = 0.001,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+        l2_shrinkage_regularization_strength: float = 0.0,
+        beta: float = 0.0,
+        **arguments: Any,
     ):
         super().__init__(learning_rate, **arguments)
         self.learning_rate_power = learning_rate_power
@@ -246,10 +266,10 @@ class Ftrl(FusedOptimizer):
         self.l2_shrinkage_regularization_strength = l2_shrinkage_regularization_strength
         self.beta = beta
 
-    def initial_slots(self):
+    def initial_slots(self) -> dict[str, float]:
         return {"accum": self.initial_accumulator_value, "linear": 0.0}
 
-    def scalars(self, learning_rate, step):
+    def scalars(self, learning_rate: Tensor, step: Tensor) -> dict[str, Any]:
         return {
             "lr": learning_rate,
             "l1": self.l1_regularization_strength,
@@ -259,7 +279,7 @@ class Ftrl(FusedOptimizer):
         }
 
 
-def build(name, learning_rate=None, **arguments):
+def build(name: str, learning_rate: Rate | None = None, **arguments: Any) -> Optimizer:
     """Makes the optimizer called `name`, not yet built.
 
     Args:
@@ -297,12 +317,12 @@ def named() -> dict[str, type]:
     return {**{name: c for name, c in by_name.items() if name not in wrappers}, **_RULES}
 
 
-def _weight(beta, step):
+def _weight(beta: float, step: Tensor) -> Tensor:
     """Returns the sum of the weights of a moving average that began at 0, after `step` updates: float64 scalar."""
     return 1.0 - tf.pow(tf.constant(beta, tf.float64), step)
 
 
-def _in_kernel(beta):
+def _in_kernel(beta: float) -> float:
     """Returns the beta with which a kernel averages, in float32: 1 - 0.999 is smaller there by a relative 1.3e-5.
 
     Divided by its own weights, that average differs from the intended one only in its time constant.
@@ -310,11 +330,11 @@ def _in_kernel(beta):
     return float(np.float32(beta))
 
 
-def _gather(slot, indices):
+def _gather(slot: Tensor, indices: Tensor) -> Tensor:
     return tf.raw_ops.ResourceGather(resource=slot, indices=indices, dtype=tf.float32)
 
 
-def _scatter(slot, indices, rows):
+def _scatter(slot: Tensor, indices: Tensor, rows: Tensor) -> None:
     tf.raw_ops.ResourceScatterUpdate(resource=slot, indices=indices, updates=rows)
 
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..data.arrays import is_on_gpus
-from ..data.feeds.feed import CallInput
+from ..data.feeds.feed import CallInput, Feed
 from ..errors import NotCompilableError, reason
 from ..health.watchdog import Arrivals
 from ..internals import graphs
@@ -55,10 +55,11 @@ _COMPILATION_ERRORS = (
     tf.errors.InternalError,
     tf.errors.NotFoundError,
 )
+_Loops = Sequence[tuple[int, Callable]]  # that follow each other: (steps per iteration, the function of a step)
 _OP_KIND = re.compile(r"with op (\w+) must be|\{\{node (\S+?)\}\}")
 
 
-def _step_array(spec) -> tf.TensorArray:
+def _step_array(spec: tf.TensorSpec) -> tf.TensorArray:
     """Makes an array of a tensor [n, ...] per step, for any number of steps."""
     shape = [None, *spec.shape[1:]]
     return tf.TensorArray(spec.dtype, size=0, dynamic_size=True, infer_shape=False, element_shape=shape)
@@ -166,8 +167,8 @@ class InnerLoop(Program):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        step_function,
-        feed,
+        step_function: Callable[..., Any],
+        feed: Feed,
         *,
         state: TrainState | None = None,
         pace: Pace | None = None,
@@ -202,7 +203,7 @@ class InnerLoop(Program):
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
         self.programs = Programs()
 
-    def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
+    def __call__(self, step: int, limit: int, *loop_inputs: Any, due: int | None = None) -> LoopResult:
         """Runs at most `limit` steps from global step `step` on; fewer if the operands end.
 
         Args:
@@ -255,7 +256,7 @@ class InnerLoop(Program):
             op = kind or next(named, "an op")
             raise NotCompilableError(f"XLA can't compile {op}; use jit=auto or off ({reason(error)})") from error
 
-    def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
+    def _result(self, tensors: tuple, steps: int, input_seconds: float) -> LoopResult:
         sums, rows = tensors
         return LoopResult(LoopSums(self.metric_specs, sums), steps, input_seconds, rows=rows)
 
@@ -280,7 +281,7 @@ class InnerLoop(Program):
         """The values, other than its arguments, on which a traced step depends; each form has its own program."""
         return self.state.trainer.inventory.step_form() if self.state else ()
 
-    def _loop(self, trace: StepTrace, operands, numbers):
+    def _loop(self, trace: StepTrace, operands: Any, numbers: tf.Tensor) -> tuple:
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.
 
         Args:
@@ -308,7 +309,7 @@ class InnerLoop(Program):
             self.state.step_variable.assign(last_step)
         return self._sum_replicas(sums)
 
-    def _execute(self, trace: StepTrace, operands, numbers):
+    def _execute(self, trace: StepTrace, operands: Any, numbers: tf.Tensor) -> tuple:
         """Computes a call as `_loop` does, op by op; `trace` is that of its step."""
         call, sums = _Call(operands, *numbers.numpy().tolist()), list[Any]()
         for offset in range(call.start, call.stop):
@@ -320,7 +321,7 @@ class InnerLoop(Program):
             self.state.step_variable.assign(call.first_step + call.stop - call.start)
         return self._sum_replicas(sums)
 
-    def _trace_step(self, trace: StepTrace, operands, offset, step, *more):
+    def _trace_step(self, trace: StepTrace, operands: Any, offset: tf.Tensor, step: tf.Tensor, *more: Any) -> tuple:
         """Traces a step, and zeros of its metrics. One trace serves both, and a loop of single steps.
 
         `more` are specs of a step's arguments other than its batch, its number and whether it collects the norm.
@@ -330,7 +331,7 @@ class InnerLoop(Program):
         # checks need the step's graph before there is a loop.
         batch_spec = one_batch.get_concrete_function(operands, offset).structured_outputs
 
-        def traced():
+        def traced() -> tf.types.experimental.ConcreteFunction:
             one_step = tf.function(functools.partial(self._replicated_step, trace), autograph=False)
             return one_step.get_concrete_function(batch_spec, step, tf.constant(True), *more)
 
@@ -338,7 +339,7 @@ class InnerLoop(Program):
         trace.graph = one_step.graph
         return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
 
-    def _zeros(self, trace: StepTrace, result) -> list:
+    def _zeros(self, trace: StepTrace, result: tuple) -> list:
         """Returns zeros of a step's metrics, and arrays for its scores and rows, for each of this host's replicas."""
         local_results, zeros = map(self._strategy.experimental_local_results, result), []
         for device, (metrics, *rows) in zip(self._sums_devices, zip(*local_results, strict=True), strict=True):
@@ -349,11 +350,11 @@ class InnerLoop(Program):
                 zeros.append((totals, scores, [*map(_step_array, rows)]))
         return zeros
 
-    def _step_result(self, outputs):
+    def _step_result(self, outputs: tuple) -> tuple:
         """Returns the result of a step among the outputs of `_replicated_step`."""
         return outputs
 
-    def _is_unrolled(self, graph: tf.Graph, operands) -> bool:
+    def _is_unrolled(self, graph: tf.Graph, operands: Any) -> bool:
         """Returns whether an iteration has several of the steps that were traced in a graph."""
         if not self.unrolls or self.feed.most_steps(operands) < _UNROLLED_STEPS:
             return False
@@ -361,15 +362,11 @@ class InnerLoop(Program):
         is_small = operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
         return is_small and not any(graphs.has(graph, dtype) for dtype in ("bfloat16", "float16"))
 
-    def _run_until(self, end, call: _Call, loops: Sequence[tuple[int, Callable]], offset, sums):
-        """Runs the steps from an offset up to another; returns (the offset, the sums) after them.
-
-        Args:
-          loops: loops that follow each other: (steps per iteration, the function of a step).
-        """
+    def _run_until(self, end: tf.Tensor, call: _Call, loops: _Loops, offset: tf.Tensor, sums: list) -> tuple:
+        """Runs the steps from an offset up to another; returns (the offset, the sums) after them."""
         for steps, run_step in loops:
 
-            def iterate(offset, sums, steps=steps, run_step=run_step):
+            def iterate(offset: tf.Tensor, sums: list, steps: int = steps, run_step: Callable = run_step) -> tuple:
                 for number in range(steps):
                     with tf.name_scope(f"step_{number}"):
                         batch = self._step_operands(call.operands, offset)
@@ -382,24 +379,24 @@ class InnerLoop(Program):
                             offset = offset + 1
                 return offset, sums
 
-            def fits(offset, steps=steps):
+            def fits(offset: tf.Tensor, steps: int = steps) -> tf.Tensor:
                 return offset < end if steps == 1 else offset + steps <= end
 
             offset, sums = self._while(fits, iterate, offset, sums)
         return offset, sums
 
-    def _run_periods(self, syncs: Syncs, call: _Call, loops: Sequence[tuple[int, Callable]], sums):
+    def _run_periods(self, syncs: Syncs, call: _Call, loops: _Loops, sums: list) -> list:
         """Runs a call's steps with a sync of the replicas at the end of each period; returns the sums.
 
         This needs nested loops: a sum across replicas may be in a loop around `strategy.run`, not in a condition.
         """
         sync, period_steps = syncs.sync.get_concrete_function(), syncs.period_steps
 
-        def period_end(offset):
+        def period_end(offset: tf.Tensor) -> tf.Tensor:
             with tf.device(self._counter_device):
                 return offset + tf.cast(period_steps - call.step(offset) % period_steps, offset.dtype)
 
-        def whole_period(offset, sums):
+        def whole_period(offset: tf.Tensor, sums: list) -> tuple[tf.Tensor, list]:
             offset, sums = self._run_until(period_end(offset), call, loops, offset, sums)
             with tf.control_dependencies(sums):
                 sync()
@@ -408,16 +405,16 @@ class InnerLoop(Program):
         offset, sums = self._while(lambda offset: period_end(offset) <= call.stop, whole_period, call.start, sums)
         return self._run_until(call.stop, call, loops, offset, sums)[1]
 
-    def _while(self, goes_on, body, offset, sums):
+    def _while(self, goes_on: Callable, body: Callable, offset: tf.Tensor, sums: list) -> tuple[tf.Tensor, list]:
         """Returns (offset, sums) after iterating `body` sequentially while `goes_on(offset)`."""
 
-        def condition(offset, _):
+        def condition(offset: tf.Tensor, _: Any) -> tf.Tensor:
             with tf.device(self._counter_device):
                 return goes_on(offset)
 
         return tf.while_loop(condition, body, (offset, sums), parallel_iterations=1)
 
-    def _step_operands(self, operands, offset):
+    def _step_operands(self, operands: Any, offset: tf.Tensor) -> tuple:
         """Returns the arguments of a step's `strategy.run`."""
         if self._arrivals is None:
             return self.feed.next_operands(operands, offset)
@@ -428,7 +425,7 @@ class InnerLoop(Program):
         self._arrivals.mark(batch, before)
         return batch
 
-    def _add_step(self, sums: list, result) -> list:
+    def _add_step(self, sums: list, result: tuple) -> list:
         """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
         added, results = [], zip(*map(self._strategy.experimental_local_results, result), strict=True)
         for device, (totals, scores, rows), (metrics, *new) in zip(self._sums_devices, sums, results, strict=True):
@@ -448,13 +445,15 @@ class InnerLoop(Program):
         with tf.device(self._rows_device):
             return total, [[array.concat() for array in rows] for _, _, rows in sums if rows]
 
-    def _replicated_step(self, trace: StepTrace, batch, step, collect_norm, *more):
+    def _replicated_step(
+        self, trace: StepTrace, batch: Any, step: tf.Tensor, collect_norm: tf.Tensor, *more: Any
+    ) -> tuple:
         """Computes a step on each replica, and describes its results in `trace`.
 
         Returns each replica's metrics, `metrics.sums.stack`, and the tensors of its rows after their sort keys, if any.
         """
 
-        def run(*batch):
+        def run(*batch: Any) -> tuple:
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
             if trace.replicates_batch:
                 # A batch of fewer examples than replicas is computed by each as a whole; a layer that sums over
@@ -481,7 +480,7 @@ class InnerLoop(Program):
 
         return self._strategy.run(run, args=batch)
 
-    def trace(self, *loop_inputs) -> Sequence[RowSpec]:
+    def trace(self, *loop_inputs: Any) -> Sequence[RowSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)

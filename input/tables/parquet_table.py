@@ -449,8 +449,7 @@ class ParquetTable:
         missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
         wrong: dict[int, str] = {}
         if pa.types.is_null(array.type):
-            dtype = np.dtype("float32" if column.kind == "float32" else "int64")
-            values = np.zeros((len(array), *column.known_shape), dtype)
+            values = np.zeros((len(array), *column.known_shape), "float32" if column.kind == "float32" else "int64")
             missing = np.ones(values.shape, bool)
         elif column.kind in ("date", "timestamp"):
             values = decoding.times(array, column.kind, pa)

@@ -58,11 +58,6 @@ class Child:
         ended = os.waitid(os.P_PID, self._reaper, os.WEXITED | options)
         return ended and (ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
 
-    def _final_code(self, options: int) -> int:
-        code = self._code(options)
-        assert code is not None  # only a call with WNOHANG returns before the end
-        return code
-
     def send(self, number: signal.Signals) -> None:
         """Signals the child alone, not its own children, which it may need to save; a stopped one continues."""
         os.kill(self.pid, number)
@@ -71,7 +66,9 @@ class Child:
 
     def wait(self) -> int:
         """Waits until it and all its descendants have ended; returns its `code`."""
-        return self._final_code(os.WNOWAIT)
+        code = self._code(os.WNOWAIT)
+        assert code is not None  # only a call with WNOHANG returns before the end
+        return code
 
     def kill(self) -> None:
         """Kills it with its process group."""
@@ -81,7 +78,9 @@ class Child:
     def end(self) -> int:
         """Waits for its death, after killing it if need be; returns how it ended, as `code`. Once."""
         self.kill()
-        return self._final_code(0)
+        code = self.wait()
+        self._code(0)  # once more, since its process id may be another's from then on
+        return code
 
 
 def stopped_seconds(step_timeout_seconds: float | None) -> float:

@@ -170,8 +170,7 @@ class TaskOutput:
         self._prefix = f"[{prefix}] ".encode()
         self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
         self._log = log
-        self._missing = 0  # lines that the log lacks, and why
-        self._why: str | None = None
+        self._missing, self._why = 0, ""  # lines that the log lacks, and why
         self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
         self._streams: list[_Stream] = []
 
@@ -194,7 +193,7 @@ class TaskOutput:
                 append(self._log.fileno(), gap.encode() + b"".join(line + b"\n" for line in lines))
                 self._missing = 0
             except OSError as error:  # a full disk ends neither the job nor the log
-                self._missing, self._why = self._missing + len(lines), error.strerror
+                self._missing, self._why = self._missing + len(lines), error.strerror or ""
 
     def finish(self) -> tuple[str, ...]:
         """Shows the rest, closes all streams and the log, and returns the last lines."""

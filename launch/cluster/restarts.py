@@ -327,10 +327,10 @@ def recorded_restarts(path: str, now: float) -> list[float]:
     return sorted((now - time for time in times if 0 <= now - time <= WINDOW_SECONDS), reverse=True)
 
 
-def has_ended(path: str) -> bool:
+def has_ended(path: str | None) -> bool:
     """Returns whether a run has come to its end, by its record."""
     last: dict = {}
-    for event, _ in events.read(path) if os.path.isfile(path) else ():
+    for event, _ in events.read(path) if path and os.path.isfile(path) else ():
         last = event if event["event"] in ("start", "restart", "end") else last
     return last.get("exit_code") == 0
 

@@ -206,11 +206,10 @@ def execute(request: dict[str, Any]) -> None:
             spec = util.find_spec(command[2])
             if spec and spec.submodule_search_locations is not None:
                 spec = util.find_spec(f"{command[2]}.__main__")
-            if spec is None:
-                raise ImportError(f"there is no module {command[2]}")
             code = spec.loader.get_code(spec.name)  # type: ignore[union-attr, attr-defined]
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             imports.start_again(str(error))  # Python explains it
+        assert spec
         sys.argv[0] = spec.origin or ""
         vars(main).update(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader)
         vars(main).update(__package__=spec.parent, __spec__=spec)

@@ -79,12 +79,8 @@ class MonitoredRun:
             marks = [self._record.revision if self._record else (), find, *map(_mark, files), logs]
             revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
-            if self._record:
-                shown |= {
-                    "read": round(self._record.read, 3),
-                    **self._record.age(),
-                    "killed": self._was_killed(self._record),
-                }
+            if events := self._record:
+                shown |= {"read": round(events.read, 3), **events.age(), "killed": self._was_killed(events)}
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
                 record["changed"] = _changed(record.get("latest", {}).get("config", {}).get("values"))

@@ -153,8 +153,8 @@ class BatchSource(Source):
         gathered = None
 
         def empty(spec: Spec) -> np.ndarray:
-            size = len(indices)
-            return np.empty(size, object) if spec.unknown else np.empty([size, *spec.known_shape], spec.dtype)
+            size, shape = len(indices), [x or 0 for x in spec.shape]
+            return np.empty(size, object) if spec.unknown else np.empty([size, *shape], spec.dtype)
 
         for number in np.unique(numbers):
             batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)

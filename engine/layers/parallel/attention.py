@@ -5,8 +5,8 @@ Axes: B batch, T positions, K key-value heads of this replica, G query heads per
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -58,15 +58,15 @@ class Attention(tf.keras.layers.Layer):
 
     def __init__(
         self,
-        heads,
-        kv_heads=None,
-        head_size=None,
-        rotary=True,
-        dropout=0.0,
-        use_bias=False,
-        stddev=None,
-        output_stddev=None,
-        **arguments,
+        heads: int,
+        kv_heads: int | None = None,
+        head_size: int | None = None,
+        rotary: bool = True,
+        dropout: float = 0.0,
+        use_bias: bool = False,
+        stddev: float | None = None,
+        output_stddev: float | None = None,
+        **arguments: Any,
     ):
         super().__init__(**arguments)
         self.mesh = current_mesh()
@@ -78,7 +78,7 @@ class Attention(tf.keras.layers.Layer):
         self.stddev, self.output_stddev = stddev, output_stddev
         self._drop = Dropout(dropout, dtype=self.dtype_policy) if dropout else None
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         width, group = input_shape[-1], self.heads // self.kv_heads
         if not self.head_size and width % self.heads:
             raise UsageError(f"heads={self.heads} does not divide the width, {width}; use a divisor, or set head_size")
@@ -98,7 +98,9 @@ class Attention(tf.keras.layers.Layer):
         shape = [batch, self.own_kv_heads, positions, self.own_size]
         return Cache(tf.zeros(shape, self.compute_dtype), tf.zeros(shape, self.compute_dtype))
 
-    def call(self, x, cache=None, position=0, training=None):
+    def call(
+        self, x: tf.Tensor, cache: Cache | None = None, position: int | tf.Tensor = 0, training: bool | None = None
+    ) -> tf.Tensor | tuple[tf.Tensor, Cache]:
         """Returns the outputs; with a cache, (outputs, the cache with the T new positions).
 
         Args:
@@ -126,15 +128,17 @@ class Attention(tf.keras.layers.Layer):
         outputs = self.join(tf.reshape(tf.transpose(heads, [0, 3, 1, 2, 4]), [_size(x, 0), length, inputs]))
         return outputs if cache is None else (outputs, cache)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
         return input_shape
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         names = "heads", "kv_heads", "head_size", "rotary", "dropout", "use_bias", "stddev", "output_stddev"
         return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
 
-def attention(queries, keys, values, position=0, drop=None) -> tf.Tensor:
+def attention(
+    queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, position: int | tf.Tensor = 0, drop: Dropout | None = None
+) -> tf.Tensor:
     """Computes causal attention.
 
     Args:
@@ -167,14 +171,14 @@ def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, 
     blocks = [(start, min(start + block, length)) for start in range(0, length, block)]
 
     @tf.custom_gradient
-    def compute(queries, keys, values):
+    def compute(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         def inputs(start: int, end: int, before: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
             """Returns a block's queries, and the keys and values that they attend to, once `before` is computed."""
             sources = [queries[:, :, :, start:end], keys[:, :, :end], values[:, :, :end]]
             block_queries, block_keys, block_values = computed_after(sources, before)
             return block_queries, block_keys, block_values
 
-        def gradient(upstream):
+        def gradient(upstream: tf.Tensor) -> tuple[tf.Tensor, ...]:
             sums = [tf.zeros(tf.shape(x), tf.float32) for x in (keys, values)]
             query_gradients: list[tf.Tensor] = []
             for start, end in blocks:
@@ -196,7 +200,7 @@ def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, 
     return compute(queries, keys, values)
 
 
-def _rotated(x: tf.Tensor, position) -> tf.Tensor:
+def _rotated(x: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
     """Rotates pairs (i, i + D/2) of x [..., T, D] by position / 10000^(2i/D)."""
     length, half = _size(x, -2), x.shape[-1] // 2
     rates = np.float32(10000.0 ** (-np.arange(half) / half))
@@ -207,13 +211,13 @@ def _rotated(x: tf.Tensor, position) -> tf.Tensor:
     return tf.concat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def _mask(queries, keys, position, group: int) -> tf.Tensor:
+def _mask(queries: int | tf.Tensor, keys: int | tf.Tensor, position: int | tf.Tensor, group: int) -> tf.Tensor:
     """Returns [group x queries, keys]: 0 where a query may attend to a key, else -1e9, more than any score."""
     may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
     return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
 
 
-def _written(old: tf.Tensor, new: tf.Tensor, position) -> tf.Tensor:
+def _written(old: tf.Tensor, new: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
     """Returns a cache's keys or values with the new ones written from `position` on."""
     length = _size(new, 2)
     cache = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)

@@ -9,6 +9,8 @@ docstring lists what is sharded and what is sent. Shoeybi et al. 2019, Megatron-
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -45,7 +47,15 @@ class Dense(tf.keras.layers.Layer):
       **arguments: as Keras's `Layer`.
     """
 
-    def __init__(self, units, split=None, activation=None, use_bias=True, stddev=None, **arguments):
+    def __init__(
+        self,
+        units: int,
+        split: str | None = None,
+        activation: str | Callable | None = None,
+        use_bias: bool = True,
+        stddev: float | None = None,
+        **arguments: Any,
+    ):
         super().__init__(**arguments)
         if split not in _SPLITS:
             raise UsageError(f'split={split!r} is unknown; use "columns", "rows" or None')
@@ -55,16 +65,16 @@ class Dense(tf.keras.layers.Layer):
         self.own_units = shard_size(units, self.mesh, "units") if split == "columns" else units
         self._initial = Normal(stddev or 0.0)
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         inputs = input_shape[-1] * (self.mesh.model.size if self.split == "rows" else 1)
         self._initial.stddev = self.stddev or (2 / (inputs + self.units)) ** 0.5
-        axis = {"columns": 1, "rows": 0}.get(self.split)
+        axis = {"columns": 1, "rows": 0}.get(self.split or "")
         self.kernel = add_weight(self, "kernel", (inputs, self.units), self._initial, axis)
         self.bias = None
         if self.use_bias:
             self.bias = add_weight(self, "bias", (self.units,), "zeros", 0 if self.split == "columns" else None)
 
-    def call(self, x):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         if self.split == "columns":
             x = self.mesh.enter(x)
         y = product(x, tf.convert_to_tensor(self.kernel))
@@ -74,14 +84,14 @@ class Dense(tf.keras.layers.Layer):
             y = tf.nn.bias_add(y, tf.convert_to_tensor(self.bias))
         return self.activation(y)
 
-    def compute_output_shape(self, input_shape):
+    def compute_output_shape(self, input_shape: tuple) -> tuple:
         return (*input_shape[:-1], self.own_units)
 
-    def get_build_config(self):
+    def get_build_config(self) -> dict[str, Any] | None:
         # Rows take a shard of the inputs, whose shape depends on this mesh: elsewhere the model's call gives it.
         return None if self.split == "rows" else super().get_build_config()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         mine = {name: getattr(self, name) for name in ("units", "split", "use_bias", "stddev")}
         return {**super().get_config(), **mine, "activation": tf.keras.activations.serialize(self.activation)}
 
@@ -105,7 +115,7 @@ class Embedding(tf.keras.layers.Layer):
       **arguments: as Keras's `Layer`.
     """
 
-    def __init__(self, vocabulary, size, split=None, stddev=0.02, **arguments):
+    def __init__(self, vocabulary: int, size: int, split: str | None = None, stddev: float = 0.02, **arguments: Any):
         super().__init__(**arguments)
         if split not in (None, "vocabulary"):
             raise UsageError(f'split={split!r} is unknown; use "vocabulary" or None')
@@ -113,7 +123,7 @@ class Embedding(tf.keras.layers.Layer):
         self.vocabulary, self.size, self.split, self.stddev = vocabulary, size, split, stddev
         self._initial = Normal(stddev)
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         axis = 0 if self.split else None
         self.embeddings = add_weight(self, "embeddings", (self.vocabulary, self.size), self._initial, axis)
 
@@ -121,7 +131,7 @@ class Embedding(tf.keras.layers.Layer):
     def is_sharded(self) -> bool:
         return bool(self.split) and self.mesh.is_sharded
 
-    def call(self, inputs, transposed=False):
+    def call(self, inputs: tf.Tensor, transposed: bool = False) -> tf.Tensor:
         table = tf.convert_to_tensor(self.embeddings)
         if transposed:
             return product(self.mesh.enter(inputs) if self.is_sharded else inputs, table, transpose_b=True)
@@ -135,18 +145,18 @@ class Embedding(tf.keras.layers.Layer):
         looked_up = _rows(table, tf.where(mine, rows, 0))
         return self.mesh.leave(tf.where(mine[..., tf.newaxis], looked_up, tf.zeros([], looked_up.dtype)))
 
-    def logits(self, hidden):
+    def logits(self, hidden: tf.Tensor) -> tf.Tensor:
         """Computes hidden [..., size] times the transposed table: [..., vocabulary], sharded if the table is."""
         return self(hidden, transposed=True)
 
-    def compute_output_shape(self, input_shape, transposed=False):
+    def compute_output_shape(self, input_shape: tuple, transposed: bool = False) -> tuple:
         return (*input_shape[:-1], self.embeddings.shape[0]) if transposed else (*input_shape, self.size)
 
-    def compute_output_spec(self, inputs, transposed=False):
+    def compute_output_spec(self, inputs: tf.Tensor, transposed: bool = False) -> tf.KerasTensor:
         shape = self.compute_output_shape(inputs.shape, transposed)
         return tf.keras.KerasTensor(shape, dtype=self.compute_dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         mine = {name: getattr(self, name) for name in ("vocabulary", "size", "split", "stddev")}
         return {**super().get_config(), **mine}
 
@@ -158,7 +168,7 @@ class Dropout(tf.keras.layers.Dropout):
     For whole tensors use Keras's, which samples the same mask on replicas with the same examples.
     """
 
-    def __init__(self, rate, **arguments):
+    def __init__(self, rate: float, **arguments: Any):
         super().__init__(rate, **arguments)
         if rate > 0 and current_mesh().is_sharded:
             self.seed_generator.within_shard = True  # see `engine.step.context.StepContext.seed_layers`
@@ -171,19 +181,19 @@ class RMSNorm(tf.keras.layers.Layer):
     https://arxiv.org/abs/1910.07467. Each replica has a copy of the gain, initially ones; nothing is sent.
     """
 
-    def __init__(self, epsilon=1e-5, **arguments):
+    def __init__(self, epsilon: float = 1e-5, **arguments: Any):
         super().__init__(**arguments)
         self.epsilon = epsilon
 
-    def build(self, input_shape):
+    def build(self, input_shape: tuple) -> None:
         self.gain = self.add_weight(name="gain", shape=(input_shape[-1],), initializer="ones", autocast=False)
 
-    def call(self, x):
+    def call(self, x: tf.Tensor) -> tf.Tensor:
         wide = tf.cast(x, tf.float32)
         scale = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), -1, keepdims=True) + self.epsilon)
         return tf.cast(wide * scale * tf.convert_to_tensor(self.gain), x.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "epsilon": self.epsilon}
 
 
@@ -195,8 +205,8 @@ def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def _rows(table: tf.Tensor, ids: tf.Tensor):
-    def gradient(dy):
+def _rows(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, Callable]:
+    def gradient(dy: tf.Tensor) -> Any:
         # In float32: the kernel would add 16-bit values in 16 bits, too few for a frequent id's sum.
         rows = tf.cast(tf.reshape(dy, [-1, dy.shape[-1]]), tf.float32)
         return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), dy.dtype), None
@@ -238,7 +248,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
     """Computes the losses for labels that count from this replica's first column."""
 
     @tf.custom_gradient
-    def losses(logits):
+    def losses(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
         largest = tf.reduce_max(logits, -1, keepdims=True)
         exponentials = tf.exp(logits - largest)
         chosen = tf.one_hot(labels, logits.shape[-1])  # all 0 if another replica has the label
@@ -247,7 +257,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
         maximum = tf.reduce_max(maxima, 0)
         total = tf.reduce_sum(sums * tf.exp(maxima - maximum), 0)
 
-        def gradient(dy):
+        def gradient(dy: tf.Tensor) -> Any:
             share = tf.exp(largest[..., 0] - maximum) / total
             return dy[..., tf.newaxis] * (exponentials * share[..., tf.newaxis] - chosen)
 
@@ -270,7 +280,7 @@ class Normal(tf.keras.initializers.Initializer):
         self.stddev = stddev
         self.seed = random.randrange(1 << 31) if seed is None else seed
 
-    def __call__(self, shape, dtype=None):
+    def __call__(self, shape: Sequence[int], dtype: Any = None) -> tf.Tensor:
         shape = tuple(shape)
         return tf.cast(self.sample(Box((0,) * len(shape), shape)), dtype or tf.float32)
 
@@ -282,12 +292,12 @@ class Normal(tf.keras.initializers.Initializer):
         # In float64: float32's kernel rounds a value differently depending on its position in the array.
         return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"stddev": self.stddev, "seed": self.seed}
 
 
 def add_weight(
-    layer: tf.keras.layers.Layer, name: str, shape, initial, sharded_axis: int | None = None
+    layer: tf.keras.layers.Layer, name: str, shape: tuple, initial: Normal | str, sharded_axis: int | None = None
 ) -> tf.keras.Variable:
     """Adds a weight to a layer that has a `mesh`; on a mesh of one replica it is an ordinary weight.
 
@@ -303,16 +313,16 @@ def add_weight(
     if sharded_axis is None or not layer.mesh.is_sharded:
         return layer.add_weight(name=name, shape=shape, initializer=initial)
     sharding = Sharding.over(layer.mesh, shape, {sharded_axis: MODEL})
-    is_normal = isinstance(initial, Normal)
+    normal = initial if isinstance(initial, Normal) else None
     with keras.eager_variables():
-        weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if is_normal else initial)
+        weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if normal else initial)
         shards.mark(weight, sharding)
-        if is_normal:
-            shards.fill(weight, initial.sample)
+        if normal:
+            shards.fill(weight, normal.sample)
     return weight
 
 
-def shard_size(count: int, mesh, name: str) -> int:
+def shard_size(count: int, mesh: Mesh, name: str) -> int:
     """Returns how many of `count` each replica along `model` has; raises ValueError if they don't divide."""
     size = mesh.model.size
     if count % size:

@@ -6,7 +6,7 @@ Coordinator code, except `through`, `next_operands`, `batch` and `replica_indice
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -62,7 +62,7 @@ class LeaseFeed(Feed):
         """Specs, on a worker, of the operands that `call_input` returns."""
         return self.operand_specs
 
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
+    def through(self, operands: Any, first: tf.Tensor, stop: tf.Tensor, compute: Callable, state: tuple) -> tuple:
         """Runs a lease's steps [first, stop), as many at once as have examples ready. In a lease's graph.
 
         Args:
@@ -89,13 +89,13 @@ class Workers:
     def __init__(self, coordinator: tf.distribute.coordinator.ClusterCoordinator):
         self._coordinator = coordinator
 
-    def put_arrays(self, arrays):
+    def put_arrays(self, arrays: Any) -> Any:
         """Sends arrays to each worker, in its own thread."""
         return on_each_worker(
             self._coordinator, lambda: tf.nest.map_structure(_send_in_pieces, arrays), self.specs(arrays)
         )
 
-    def specs(self, arrays):
+    def specs(self, arrays: Any) -> Any:
         """Returns the specs of a worker's arrays."""
         return tf.nest.map_structure(_array_spec, arrays)
 
@@ -112,13 +112,13 @@ class StepIndices:
     def max_steps_per_call(self, step: int, limit: int) -> int:
         return limit
 
-    def call_input(self, step: int, limit: int):
+    def call_input(self, step: int, limit: int) -> tuple[Any, int, int]:
         return (), step, step + limit
 
-    def most_steps(self, indices) -> float:
+    def most_steps(self, indices: Any) -> float:
         return math.inf
 
-    def replica_indices(self, indices, step: tf.Tensor) -> tf.Tensor:
+    def replica_indices(self, indices: Any, step: tf.Tensor) -> tf.Tensor:
         order = self._order
         size = None if order.remainder else order.batch_size
         return tf.ensure_shape(order.examples_between(step, step + 1)[0], [size])
@@ -141,10 +141,10 @@ class _LeaseExamples(LeaseFeed):
     _element_spec: Any
 
     @property
-    def operand_specs(self):
+    def operand_specs(self) -> Any:
         return _batch_specs(self._element_spec), _NUMBER
 
-    def next_operands(self, operands, step: tf.Tensor):
+    def next_operands(self, operands: Any, step: tf.Tensor) -> tuple:
         piece, first = operands
         if unknown_dimensions(self._element_spec):
             return (piece,)
@@ -153,7 +153,7 @@ class _LeaseExamples(LeaseFeed):
         size = None if self.order.remainder else self.order.batch_size
         return (tf.nest.map_structure(lambda x: tf.ensure_shape(x[start:end], [size, *x.shape[1:]]), piece),)
 
-    def batch(self, *operands):
+    def batch(self, *operands: Any) -> Any:
         return operands[0]
 
 
@@ -192,26 +192,26 @@ class ReadByWorkersFeed(_LeaseExamples):
         return CallInput((), step, step + limit)
 
     @property
-    def lease_specs(self):
+    def lease_specs(self) -> Any:
         return ()
 
-    def through(self, operands, first: tf.Tensor, stop: tf.Tensor, compute, state: tuple) -> tuple:
+    def through(self, operands: Any, first: tf.Tensor, stop: tf.Tensor, compute: Callable, state: tuple) -> tuple:
         steps = tf.clip_by_value((stop - first) // _PIECES, 1, self._most_steps)
 
-        def piece_end(first):
+        def piece_end(first: tf.Tensor) -> tf.Tensor:
             return tf.minimum(tf.minimum(first + steps, self.order.epoch_from(first + 1)), stop)
 
-        def read(first, end):
+        def read(first: tf.Tensor, end: tf.Tensor) -> tuple[Any, tf.Tensor, tf.Tensor]:
             with tf.device("/job:worker/device:CPU:0"):
                 piece, size = self._read(first, end)
             # The time is taken here: in a function TensorFlow orders stateful ops without variables, so after the steps
             # it would be taken at their end.
             return piece, size, timestamp_after(*tf.nest.flatten(piece))
 
-        def no_examples(piece):
+        def no_examples(piece: Any) -> tuple[Any, tf.Tensor, tf.Tensor]:
             return piece, tf.zeros([], tf.int64), tf.zeros([], tf.float64)
 
-        def one_piece(first, end, piece, stats, state):
+        def one_piece(first: tf.Tensor, end: tf.Tensor, piece: Any, stats: tf.Tensor, state: tuple) -> tuple:
             next_end = piece_end(end)
             # Nothing here depends on the steps, so TensorFlow overlaps both.
             next_piece, size, there = tf.cond(end < stop, lambda: read(end, next_end), lambda: no_examples(piece))
@@ -225,12 +225,12 @@ class ReadByWorkersFeed(_LeaseExamples):
         *_, stats, state = tf.while_loop(lambda first, *_: first < stop, one_piece, start, parallel_iterations=1)
         return state, stats
 
-    def _read(self, first: tf.Tensor, stop: tf.Tensor):
+    def _read(self, first: tf.Tensor, stop: tf.Tensor) -> tuple[Any, tf.Tensor]:
         """Returns (the examples of steps [first, stop), all of one epoch, concatenated; bytes read)."""
         indices, epoch = self.order.examples_between(first, stop)
         sizes = []
 
-        def stored(indices):
+        def stored(indices: Any) -> Any:
             piece, size = sources.read(self._source, self._index, self.order, self._timeout_seconds, indices, first)
             sizes.append(size)
             return piece
@@ -288,14 +288,14 @@ class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
         return CallInput((*call_input.operands, tf.constant(step, tf.int64)), step, step + call_input.stop)
 
     @property
-    def operand_specs(self):
+    def operand_specs(self) -> Any:
         return _batch_specs(self.split.element_spec), _NUMBER, _NUMBER
 
-    def next_operands(self, operands, step: tf.Tensor):
+    def next_operands(self, operands: Any, step: tf.Tensor) -> tuple:
         *examples, first = operands
         return super().next_operands(examples, step - first)
 
-    def batch(self, *operands):
+    def batch(self, *operands: Any) -> Any:
         return operands[0]
 
 
@@ -303,7 +303,7 @@ class CombinedOnWorkers(LeaseFeed, CombinedFeed):
     """Feeds of several inputs, whose leases begin at the same steps."""
 
     @property
-    def operand_specs(self):
+    def operand_specs(self) -> Any:
         feeds: Sequence[Any] = [*self.feeds.values()]
         return [(feed.operand_specs, tf.TensorSpec([], tf.int32)) for feed in feeds]
 
@@ -328,16 +328,16 @@ def timestamp_after(*tensors: tf.Tensor) -> tf.Tensor:
         return tf.timestamp()
 
 
-def _batch_specs(element_spec) -> Any:
+def _batch_specs(element_spec: Any) -> Any:
     """Returns the specs of some examples in one piece."""
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), element_spec)
 
 
-def _array_spec(array) -> tf.TensorSpec:
+def _array_spec(array: Any) -> tf.TensorSpec:
     return tf.TensorSpec(array.shape, tf.convert_to_tensor(array[:1] if array.ndim else array).dtype)
 
 
-def _send_in_pieces(array) -> tf.Tensor:
+def _send_in_pieces(array: Any) -> tf.Tensor:
     """Sends an array piece by piece, so that neither process holds much more of it than the worker keeps."""
     if not array.ndim or array.nbytes <= _PIECE_BYTES:
         return tf.identity(array)

@@ -72,12 +72,9 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
     if len(margins) < 2 * len(pairs):
         return ratio, None
     # A ratio's lower margin comes from our lower one and their upper one.
+    both = list(zip(margins[::2], margins[1::2], strict=True))
     below, above = (
-        math.sqrt(
-            sum(ours[end] ** 2 + theirs[1 - end] ** 2 for ours, theirs in zip(margins[::2], margins[1::2], strict=True))
-        )
-        / len(pairs)
-        for end in (0, 1)
+        math.sqrt(sum(ours[end] ** 2 + theirs[1 - end] ** 2 for ours, theirs in both)) / len(pairs) for end in (0, 1)
     )
     if len(logs) > 1:
         error = student_t(len(logs) - 1) * np.std(logs, ddof=1) / math.sqrt(len(logs))

@@ -85,9 +85,7 @@ def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, Any]:
     A column with an unknown value is None. Plain JSON.
     """
     calls = [call for round in rounds for call in round]
-    figures: dict[str, Any] = {
-        name: list(column) for name, column in zip(Call._fields, zip(*calls, strict=True), strict=True)
-    }
+    figures = dict[str, Any](zip(Call._fields, map(list, zip(*calls, strict=True)), strict=True))
     if any(call.reduce_seconds is None for call in calls):
         figures["reduce_seconds"] = None
     return {**figures, "round": [number for number, round in enumerate(rounds) for _ in round]}

@@ -60,10 +60,10 @@ def read_if_trained(config: Config) -> ModelDescription | None:
     Raises:
       UsageError: the mode reads the run, and its file can't be read.
     """
-    if not config.run_dir or config.mode == "benchmark" or RunDir(config.run_dir).newest() is None:
+    if not config.has_checkpoint:
         return None
     try:
-        return read(config.run_dir)
+        return read(config.files.path)
     except UsageError:
         if config.trains:
             return None
