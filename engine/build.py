@@ -83,7 +83,7 @@ def _layer_precision(trainer: Any) -> Iterator[None]:
         tf.keras.config.set_dtype_policy(before)
 
 
-def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
+def build_layers(trainer: Any, model: tf.keras.Model, features: Any = None) -> None:
     """Makes a model's variables, if they don't exist, for batches of any size; loads those of `init_from`.
 
     An attribute of the trainer has its weights from then on: `build` may copy them, as an anchor or a teacher.
@@ -107,7 +107,7 @@ def build_layers(trainer, model: tf.keras.Model, features=None) -> None:
         trainer.run_context.load_initial(path, model)
 
 
-def _make_variables(trainer, model: tf.keras.Model, features) -> None:
+def _make_variables(trainer: Any, model: tf.keras.Model, features: Any) -> None:
     owner = type(trainer).__name__
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
@@ -138,7 +138,7 @@ def _make_variables(trainer, model: tf.keras.Model, features) -> None:
         raise
 
 
-def build_embeddings(trainer) -> None:
+def build_embeddings(trainer: Any) -> None:
     """Makes the shards of the embeddings among a trainer's attributes.
 
     Args:
@@ -157,7 +157,7 @@ def build_embeddings(trainer) -> None:
         table.build(context.options.seed, context.num_servers)
 
 
-def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.Optimizer:
+def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> optimizers.Optimizer:
     """Makes an optimizer for variables: its slots, each variable's learning rate, and the weights' average.
 
     Args:
@@ -195,7 +195,7 @@ def make_optimizer(trainer, variables: Sequence, optimizer=None) -> optimizers.O
     return optimizer
 
 
-def learning_rate(trainer) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
+def learning_rate(trainer: Any) -> float | tf.keras.optimizers.schedules.LearningRateSchedule:
     """Returns the run's learning rate, a number or a schedule, for an optimizer that a trainer makes itself.
 
     It applies `learning_rate`, `learning_rate_schedule` and `warmup_steps`, which otherwise would be an error.

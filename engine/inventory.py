@@ -40,7 +40,7 @@ class Inventory:
       probe: in which training steps leave what TensorBoard shows of them, if any.
     """
 
-    def __init__(self, trainer, declared: Mapping[int, Aggregated] | None = None):
+    def __init__(self, trainer: Any, declared: Mapping[int, Aggregated] | None = None):
         self.trainer = trainer
         self._declared = declared or {}
         self.freezing = Freezing((), ())
@@ -302,6 +302,6 @@ class Freezing:
         step = self.step()
         return self._sets[sum(end <= step for end in self._ends)]
 
-    def updates(self, variable) -> bool:
+    def updates(self, variable: Any) -> bool:
         """Returns whether a variable, Keras's or TensorFlow's, is not frozen at the run's step."""
         return id(tf_variable(variable)) not in self.frozen

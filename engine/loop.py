@@ -38,7 +38,7 @@ class Loop:
         state: TrainState,
         hooks: Sequence[Hook],
         until_step: int | None,
-        clock=time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter,
     ):
         self._hooks = hooks
         self._strategy, self._state, self._clock = strategy, state, clock

@@ -59,7 +59,7 @@ class Trainer(tf.Module):
         """Returns an engine optimizer, or a Keras one, which is adapted. Default: by `run_context.options`."""
         return optimizers.make_from_options(self.run_context.options)
 
-    def learning_rate_multiplier(self, variable) -> float:
+    def learning_rate_multiplier(self, variable: Any) -> float:
         """Returns the factor of a variable's learning rate and weight decay.
 
         As in PyTorch's parameter groups. 0 freezes the variable: no gradient, no update, no slots. A layer's
@@ -69,7 +69,7 @@ class Trainer(tf.Module):
         """
         return 1.0
 
-    def forward(self, features, training: bool):
+    def forward(self, features: Any, training: bool) -> Any:
         """Returns the model's outputs for a batch of features. Override it to look up embeddings first.
 
         As in Keras's `fit`, a model whose `call` has no argument `training` computes as in inference. Of features of
@@ -84,7 +84,7 @@ class Trainer(tf.Module):
         """Converts an array of varying length to what the model takes."""
         return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
-    def loss(self, outputs, batch) -> Mean | dict[str, Mean]:
+    def loss(self, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.
 
         Or a dictionary of such means, each over its own count in the global batch, such as the labels that are not
@@ -96,11 +96,11 @@ class Trainer(tf.Module):
         """
         raise UsageError(f"{type(self).__name__} has no loss(self, outputs, batch); return crankshaft.mean(losses)")
 
-    def metrics(self, outputs, batch) -> dict[str, Mean]:
+    def metrics(self, outputs: Any, batch: Any) -> dict[str, Mean]:
         """Returns further metrics by name, as pairs like `loss`. The engine adds loss, gradient_norm and skipped."""
         return {}
 
-    def predictions(self, outputs, batch) -> dict[str, Any]:
+    def predictions(self, outputs: Any, batch: Any) -> dict[str, Any]:
         """Returns the values of each example that `compute_metrics` gets, by name. Replica code.
 
         Keep what the metrics need, and no more, such as the likeliest tokens instead of logits: all examples' values
@@ -134,12 +134,12 @@ class Trainer(tf.Module):
         """
         return {}
 
-    def training_loss(self, outputs, batch) -> Mean | dict[str, Mean]:
+    def training_loss(self, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
         """Returns the loss that training minimizes and reports; evaluation reports `loss` itself."""
         return self.loss(outputs, batch)
 
     @classmethod
-    def splits_batch(cls, **arguments) -> bool:
+    def splits_batch(cls, **arguments: Any) -> bool:
         """Returns whether a CPU's cores may each compute a micro-batch, for a trainer made with these arguments.
 
         Return True if no example's outputs or loss depend on another's (with batch normalization they do), and the
@@ -161,7 +161,7 @@ class Trainer(tf.Module):
         build_embeddings(self)
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
-    def train_step(self, batch) -> dict[str, Mean]:
+    def train_step(self, batch: Any) -> dict[str, Mean]:
         """Makes one update from this replica's share of a batch, which has the form of the data. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.compute_gradients(batch)
@@ -170,7 +170,7 @@ class Trainer(tf.Module):
         update.apply(self.optimizer, variables)
         return update.end(metrics)
 
-    def eval_step(self, batch) -> dict[str, Mean] | tuple[dict[str, Mean], dict[str, Any]]:
+    def eval_step(self, batch: Any) -> dict[str, Mean] | tuple[dict[str, Mean], dict[str, Any]]:
         """Returns the metrics of this replica's share of a batch; with `compute_metrics` also its predictions.
 
         Replica code. A step of your own then returns (metrics, predictions) too.
@@ -181,7 +181,7 @@ class Trainer(tf.Module):
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 
-    def compute_gradients(self, batch) -> tuple[Gradients, dict[str, Any]]:
+    def compute_gradients(self, batch: Any) -> tuple[Gradients, dict[str, Any]]:
         """Computes gradients of the *sum* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
         Computes them in the micro-batches that `run_context.options` set. The totals of several means are divided by
@@ -199,7 +199,7 @@ class Trainer(tf.Module):
 
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
-    def _evaluate(self, batch) -> tuple[dict[str, Any], Any]:
+    def _evaluate(self, batch: Any) -> tuple[dict[str, Any], Any]:
         """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
@@ -210,7 +210,7 @@ class Trainer(tf.Module):
             predictions = self.predictions(outputs, form.without_weights(batch))
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
-    def _forward_losses(self, batch, training: bool) -> BatchLosses:
+    def _forward_losses(self, batch: Any, training: bool) -> BatchLosses:
         """Computes the outputs and the losses, weighted by examples' weights.
 
         By name the losses are `loss`, its means if it is several, and `loss_with_penalties` if layers add to it: that,
@@ -229,11 +229,11 @@ class Trainer(tf.Module):
         minimized = losses.get("loss_with_penalties", losses["loss"])
         return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, batch), outputs)
 
-    def _model_losses(self, outputs, batch) -> dict[str, Mean | SumOfMeans] | None:
+    def _model_losses(self, outputs: Any, batch: Any) -> dict[str, Mean | SumOfMeans] | None:
         """Computes the losses by name if the model has a way of its own to; None if `loss` computes them."""
         return None
 
-    def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
+    def _with_penalties(self, loss: Mean | SumOfMeans, batch: Any) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing.
 
         A number is added to the mean over the global batch. As in Keras, arrays are summed: over the examples of all
@@ -271,7 +271,7 @@ class Trainer(tf.Module):
                 "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"
             )
 
-    def _with_metrics(self, losses: dict, outputs, batch) -> dict[str, Any]:
+    def _with_metrics(self, losses: dict, outputs: Any, batch: Any) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
         pairs = self.metrics(outputs, unweighted := form.without_weights(batch))
         step_context().losses.append(TracedLoss(owner, outputs, unweighted, pairs))

@@ -103,8 +103,7 @@ class Recorder(Hook):
         logging.logger.addFilter(self._record_warning)
 
     def rewind(self, status: Status) -> None:
-        if self._status:
-            self._end_window(self._status)
+        self._end_window(self._status or status)
         self._writer.flush()
         self._log.cut(status.step, lambda event: None)
         self._begin_window(status, time.monotonic())

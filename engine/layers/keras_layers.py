@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -56,7 +57,7 @@ class Conv2DMaxPool(tf.keras.layers.Conv2D):
       UsageError: the channels are to be first.
     """
 
-    def __init__(self, filters, kernel_size, pool_size: int = 2, **arguments):
+    def __init__(self, filters: int, kernel_size: int, pool_size: int = 2, **arguments: Any):
         super().__init__(filters, kernel_size, **{"data_format": "channels_last", **arguments})
         if self.data_format != "channels_last":
             raise UsageError("Conv2DMaxPool(data_format='channels_first'): give images with their channels last")
@@ -92,7 +93,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
       **arguments: as Keras's; `axis` is the last, and `total` replaces `synchronized`.
     """
 
-    def __init__(self, total: Callable[[tf.Tensor], tf.Tensor] | None = None, **arguments):
+    def __init__(self, total: Callable[[tf.Tensor], tf.Tensor] | None = None, **arguments: Any):
         super().__init__(**arguments)
         self.total = total
 
@@ -110,7 +111,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
             moving.assign(moving * self.momentum + new * (1 - self.momentum))
         return outputs
 
-    def _fused(self, inputs, mean, variance, training: bool):
+    def _fused(self, inputs: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, training: bool) -> tuple:
         kernel = tf.raw_ops.FusedBatchNormV3(
             x=inputs,
             scale=tf.convert_to_tensor(self.gamma),
@@ -122,7 +123,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         )
         return kernel.y, kernel.batch_mean, kernel.batch_variance
 
-    def _normalize_across_replicas(self, inputs, total: Callable[[tf.Tensor], tf.Tensor]):
+    def _normalize_across_replicas(self, inputs: tf.Tensor, total: Callable[[tf.Tensor], tf.Tensor]) -> tuple:
         x = tf.cast(inputs, tf.float32)
         # One sum yields both moments, around the moving mean, which is equal on all replicas: otherwise the difference
         # of squares below would lose digits.
@@ -168,10 +169,10 @@ def _relu_max_pool(x: tf.Tensor, bias: tf.Tensor, size: int) -> tf.Tensor:
 
 
 @tf.custom_gradient
-def _matmul(x: tf.Tensor, w: tf.Tensor):
+def _matmul(x: tf.Tensor, w: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Computes x [batch, in] times w [in, out]."""
 
-    def gradient(dy: tf.Tensor):
+    def gradient(dy: tf.Tensor) -> Any:
         dx = _batched(dy, w, transpose_b=True)
         with tf.control_dependencies([dx]):  # an unused dx is still pruned
             dw = tf.matmul(x, dy, transpose_a=True)
@@ -187,12 +188,12 @@ def _batched(a: tf.Tensor, b: tf.Tensor, transpose_b: bool = False) -> tf.Tensor
 
 
 @tf.custom_gradient
-def _products(x: tf.Tensor):
+def _products(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     n = x.shape[1]
     rows, columns = np.tril_indices(n, -1)
     products = tf.reshape(tf.matmul(x, x, transpose_b=True), [-1, n * n])
 
-    def gradient(dy: tf.Tensor):
+    def gradient(dy: tf.Tensor) -> Any:
         # A symmetric matrix with the upstream gradients of all pairs; zeros for a vector with itself.
         indices = np.full([n, n], len(rows))
         indices[rows, columns] = indices[columns, rows] = np.arange(len(rows))

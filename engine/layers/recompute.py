@@ -13,7 +13,7 @@ from ..internals import graphs, keras
 from ..step.context import step_context
 
 
-def recomputed(layer: tf.keras.layers.Layer, *inputs, **arguments):
+def recomputed(layer: tf.keras.layers.Layer, *inputs: Any, **arguments: Any) -> Any:
     """Calls a block, a Keras layer; in a training step, the backward pass calls it again.
 
     A model calls it if `Trainer.run_context.options.recompute` is set. A training step then keeps only the
@@ -83,7 +83,7 @@ def computed_after(tensors: Sequence[tf.Tensor], others: Sequence[tf.Tensor]) ->
 class _Call:
     """One call of a layer with fixed values of its variables."""
 
-    def __init__(self, layer, inputs, arguments: dict[str, Any], fixed: Sequence[tf.Tensor]):
+    def __init__(self, layer: Any, inputs: Any, arguments: dict[str, Any], fixed: Sequence[tf.Tensor]):
         self._layer, self._inputs, self._arguments, self._fixed = layer, inputs, arguments, fixed
         self.structure: Any = None
         self.assigned: list = []

@@ -15,7 +15,7 @@ from ..internals import tensorflow
 GATHERED_BYTES = 1 << 20
 
 
-def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
+def all_reduce(context: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor:
     """Returns the sum over replicas, the same bits on each.
 
     A ring of n replicas takes 2 (n - 1) messages in turn, each of 1/n of the bytes; a gather takes n - 1, each of all
@@ -27,7 +27,7 @@ def all_reduce(context, value: tf.Tensor) -> tf.Tensor:
     return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def all_gather(context, value: tf.Tensor) -> tf.Tensor:
+def all_gather(context: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor:
     """Gathers the replicas' values, of one static shape, in the order of the replicas: [replicas, ...]."""
     if not _between_hosts(context):
         return context.all_gather(value[tf.newaxis], axis=0)
@@ -63,7 +63,7 @@ def as_one(bucket: Sequence[tf.Tensor], move: Callable[[tf.Tensor], tf.Tensor]) 
     return tf.split(move(tf.concat(bucket, -1)), [tensor.shape[-1] for tensor in bucket], axis=-1)
 
 
-def _between_hosts(context) -> bool:
+def _between_hosts(context: tf.distribute.ReplicaContext) -> bool:
     return isinstance(context.strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 

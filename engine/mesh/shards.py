@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -61,7 +61,7 @@ class Sharding:
     mesh_shape: tuple[tuple[str, int], ...]
 
     @classmethod
-    def over(cls, mesh: Mesh, shape, axes) -> Sharding:
+    def over(cls, mesh: Mesh, shape: Any, axes: Any) -> Sharding:
         """Shards an array of `shape` over a mesh; `axes` maps an axis of it to one of the mesh."""
         return cls(tuple(shape), tuple(axes.items()), tuple(mesh.shape.items()))
 
@@ -104,24 +104,24 @@ class Sharding:
         return {DATA: replica // model, MODEL: replica % model}
 
 
-def variable_sharding(variable) -> Sharding | None:
+def variable_sharding(variable: Any) -> Sharding | None:
     """Returns how a variable, Keras's or TensorFlow's, is sharded; None if each replica has a copy of all of it."""
     return getattr(tf_variable(variable), "mesh_sharding", None)
 
 
-def mark(variable, sharding: Sharding | None, padding: float = 0.0) -> None:
+def mark(variable: Any, sharding: Sharding | None, padding: float = 0.0) -> None:
     """Records on a variable how it is sharded, and the value of its padding."""
     if sharding is not None:
         tf_variable(variable).mesh_sharding = sharding
         tf_variable(variable).mesh_padding = padding
 
 
-def padding_value(variable) -> float:
+def padding_value(variable: Any) -> float:
     """Returns the value of a sharded variable's padding: a slot's initial value, so that 1/slot stays finite."""
     return tf_variable(variable).mesh_padding
 
 
-def local_shards(variable) -> Iterator[tuple[int, tf.Variable]]:
+def local_shards(variable: Any) -> Iterator[tuple[int, tf.Variable]]:
     """Yields (replica's id, its shard) for each replica in this process; a plain variable is replica 0's."""
     variable = tf_variable(variable)
     if not isinstance(variable, tf.distribute.DistributedValues):
@@ -131,13 +131,13 @@ def local_shards(variable) -> Iterator[tuple[int, tf.Variable]]:
     yield from zip(local_replicas(strategy), strategy.experimental_local_results(variable), strict=True)
 
 
-def size(variable) -> int:
+def size(variable: Any) -> int:
     """Returns the number of values of the whole of any variable."""
     sharding = variable_sharding(variable)
     return math.prod(sharding.shape if sharding else tf_variable(variable).shape)
 
 
-def whole(variable) -> np.ndarray:
+def whole(variable: Any) -> np.ndarray:
     """Returns the whole value of a variable, all of whose shards are in this process.
 
     Raises:
@@ -157,7 +157,7 @@ def whole(variable) -> np.ndarray:
     return array
 
 
-def fill(variable, sample: Callable[[Box], tf.Tensor]) -> None:
+def fill(variable: Any, sample: Callable[[Box], tf.Tensor]) -> None:
     """Fills each replica's shard of a sharded variable, piece by piece; padding is 0.
 
     Args:
@@ -232,7 +232,7 @@ class UpdateShard(NamedTuple):
         return [self.axis, *rest]
 
 
-def plan_update_shard(variable, mesh: Mesh) -> UpdateShard | None:
+def plan_update_shard(variable: Any, mesh: Mesh) -> UpdateShard | None:
     """Returns how a variable's update is sharded over a mesh; None if every holder updates all of it.
 
     It is None if the mesh shards no optimizer, for a small variable, and if no axis divides by the holders' number.

@@ -27,7 +27,7 @@ class Computed(NamedTuple):
     images: Mapping[str, np.ndarray] = {}
 
 
-def compute(trainer, strategy, predictions: Callable[[], Predictions], taken: Collection[str]) -> Computed:
+def compute(trainer: Any, strategy: Any, predictions: Callable[[], Predictions], taken: Collection[str]) -> Computed:
     """Computes a trainer's metrics of predictions, at the chief. All training processes have to call it.
 
     Args:

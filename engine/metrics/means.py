@@ -32,7 +32,7 @@ def _directed(direction: str) -> type[Mean]:
     return type("Mean", (Mean,), {"direction": direction})
 
 
-def mean(values, weights=None, direction: str | None = None) -> Mean:
+def mean(values: Any, weights: Any = None, direction: str | None = None) -> Mean:
     """Returns the pair of a tensor of per-example values.
 
     If the data has weights (`step.batches`), the results of `Trainer.loss` and `Trainer.metrics` are recomputed with
@@ -71,7 +71,7 @@ def mean(values, weights=None, direction: str | None = None) -> Mean:
     return weighed_by(pair, weigh, has_weights=True)
 
 
-def root_mean_square(values, weights=None) -> RootMean:
+def root_mean_square(values: Any, weights: Any = None) -> RootMean:
     """Returns the pair of the root of the mean of squares.
 
     Args:
@@ -86,18 +86,18 @@ def root_mean_square(values, weights=None) -> RootMean:
     return _weighable_mean(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
 
 
-def exp_mean(values, weights=None) -> ExpMean:
+def exp_mean(values: Any, weights: Any = None) -> ExpMean:
     """Returns the pair of e to the mean, e.g. the perplexity of losses. Arguments as `mean`'s."""
     return _weighable_mean(ExpMean, mean(values, weights))
 
 
-def _weighable_mean(kind: type[Mean], pair: Mean):
+def _weighable_mean(kind: type[Mean], pair: Mean) -> Any:
     weigh = pair.weigh
     assert weigh  # as `mean` sets it
     return weighed_by(kind(*pair), lambda examples: kind(*weigh(examples)), pair.has_weights)
 
 
-def auc(labels, logits, weights=None) -> Auc:
+def auc(labels: Any, logits: Any, weights: Any = None) -> Auc:
     """Returns the pair of a binary classifier's area under the ROC curve.
 
     In evaluations of up to some 10^7 examples it is exact: the fraction of (positive, negative) pairs in the right
@@ -121,7 +121,7 @@ def auc(labels, logits, weights=None) -> Auc:
     return weighed_by(pair, lambda its: auc(labels, scores, combined(weights, its, scores)), weights is not None)
 
 
-def confusion_matrix(labels, predictions, mask=None) -> Confusion:
+def confusion_matrix(labels: Any, predictions: Any, mask: Any = None) -> Confusion:
     """Returns the pair of a classifier's confusion matrix, for an evaluation's report by class.
 
     Each example counts as one, whatever its weight. Training steps omit it, at no cost.
@@ -163,13 +163,13 @@ def scaled(pair: Mean, factors: tf.Tensor) -> Mean:
     return weighed_by(Mean(weigh(factors).total, pair.count), weigh_scaled, pair.has_weights)
 
 
-def weighed_by(pair, weigh, has_weights: bool = False):
+def weighed_by(pair: Any, weigh: Any, has_weights: bool = False) -> Any:
     """Sets how the pair is recomputed with weights, see `Pair`, and returns it."""
     pair.weigh, pair.has_weights = weigh, has_weights
     return pair
 
 
-def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+def combined(weights: Any, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     """Returns the examples' weights [batch], in the shape of their values [batch, ...], times the values' own weights.
 
     Raises:
@@ -185,7 +185,7 @@ def combined(weights, examples: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return examples if weights is None else tf.cast(weights, tf.float32) * examples
 
 
-def as_pair(pair, owner: str, weights=None, is_loss: bool = False, check_values: bool = False) -> Any:
+def as_pair(pair: Any, owner: str, weights: Any = None, is_loss: bool = False, check_values: bool = False) -> Any:
     """Converts a pair (total, count) to its kind, with scalar float32 tensors; a plain tuple becomes a `Mean`.
 
     Args:
@@ -226,7 +226,7 @@ def as_pair(pair, owner: str, weights=None, is_loss: bool = False, check_values:
     return pair
 
 
-def _suggestion(returned) -> str:
+def _suggestion(returned: Any) -> str:
     """Returns the cure for a result that is not a pair."""
     if isinstance(returned, (dict, tuple, list)):  # e.g. a loss per output, or the sum of two pairs
         return (
@@ -260,12 +260,12 @@ def as_losses(returned, owner: str, weights=None, check_values: bool = False) ->
     return {"loss": SumOfMeans(rows, tf.reduce_sum(rows[:, 1])), **means}
 
 
-def _check_name(name, owner: str) -> None:
+def _check_name(name: Any, owner: str) -> None:
     if not isinstance(name, str) or name in _ENGINES:
         raise UsageError(f"{owner}: {name!r} can't be the name of a metric; the engine's own are {_ENGINES}")
 
 
-def checked(metrics, owner: str, weights=None) -> dict[str, Pair]:
+def checked(metrics: Any, owner: str, weights: Any = None) -> dict[str, Pair]:
     """Converts pairs by name, each by `as_pair`, with weights if any.
 
     Raises:

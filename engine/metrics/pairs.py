@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -39,14 +39,14 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
             return self * next((x for x in inputs if x is not self), self)
         return getattr(ufunc, method)(*(tuple(x) if isinstance(x, Pair) else x for x in inputs), **options)
 
-    def __mul__(self, factor) -> Pair:
+    def __mul__(self, factor: Any) -> Pair:
         _not_a_tensor(self)
 
-    def __rmul__(self, factor) -> Pair:
+    def __rmul__(self, factor: Any) -> Pair:
         return self * factor
 
 
-def _not_a_tensor(pair: Pair, *_, **__) -> NoReturn:
+def _not_a_tensor(pair: Pair, *_: Any, **__: Any) -> NoReturn:
     raise UsageError(
         f"a {type(pair).__name__} is a pair (total, count), not a tensor; only a crankshaft.mean(losses) can be "
         "multiplied"
@@ -79,7 +79,7 @@ class Mean(Pair):
         """Returns the pair with a scalar added to its sum. Replica code."""
         return Mean(self.total + total, self.count)
 
-    def __mul__(self, factor) -> Mean:
+    def __mul__(self, factor: Any) -> Mean:
         if isinstance(self, (RootMean, ExpMean)):
             _not_a_tensor(self)
         pair = type(self)(self.total * factor, self.count)

@@ -44,7 +44,7 @@ def entries(number: int, labels: tf.IndexedSlices, weights: tf.IndexedSlices, dt
     return tf.reshape(tf.cast(tf.stack(columns, 1), dtype), [-1, 2])
 
 
-def area(low, high, positives, negatives) -> tuple[float, float] | None:
+def area(low: np.ndarray, high: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> tuple[float, float] | None:
     """Returns the area, the fraction of (positive, negative) pairs in the right order, and its error bound.
 
     As Mann and Whitney's U, with half of the pairs of equal scores. An entry's scores are between `low` and `high`,
@@ -54,7 +54,7 @@ def area(low, high, positives, negatives) -> tuple[float, float] | None:
     if not pairs > 0:
         return None
 
-    def in_order(ends, scores) -> float:
+    def in_order(ends: np.ndarray, scores: np.ndarray) -> float:
         """Sums, over positives at `scores`, the negatives whose `ends` are below, and half of the equal ones."""
         order = np.argsort(ends)
         ends, below = ends[order], np.concatenate([[0.0], np.cumsum(negatives[order])])

@@ -92,7 +92,7 @@ def row_specs(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[RowS
     """Describes the rows of `stack`, in order."""
     scalars, vectors = _in_order(metrics)
 
-    def rows(pair) -> int:
+    def rows(pair: Any) -> int:
         if isinstance(pair, Auc):
             return 1 if keeps_scores else ranking.BUCKETS + 1
         return pair.total.shape[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -84,7 +84,7 @@ def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf
         counts &= tf.equal(step.mesh.data.rank, 0)
     is_first = tf.equal(step.mesh.all_replicas.rank, 0)
 
-    def term(variable, by) -> tf.Tensor:
+    def term(variable: Any, by: tf.Tensor) -> tf.Tensor:
         value = read_local(tf_variable(variable))
         if by == MEAN:
             return tf.where(count > 0, tf.cast(value, tf.float32) * count, 0.0)
@@ -125,7 +125,7 @@ def assign(
 
 
 def assigned_since_sum(
-    state: Sequence[Aggregated], batch, per_replica_variables: Sequence[tf.Variable]
+    state: Sequence[Aggregated], batch: Any, per_replica_variables: Sequence[tf.Variable]
 ) -> list[Aggregated]:
     """Finds the variables whose values may differ by replica: a step assigned them after it last aggregated them.
 
@@ -136,7 +136,7 @@ def assigned_since_sum(
     """
     counts, before = writes(), step_context().start_values.aggregated
 
-    def handle(variable) -> tf.Tensor:
+    def handle(variable: Any) -> tf.Tensor:
         return tf_variable(variable).handle
 
     late = [one for one in state if counts[id(handle(one.variable))] > before.get(id(one.variable), 0)]

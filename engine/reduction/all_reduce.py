@@ -170,7 +170,7 @@ class Reduction(tf.Module):
         gradients = [summed.get(i) for i in range(len(gradients))]
         return Gradients(gradients, shardings=shardings if is_on_mesh else ()), sums[-1]
 
-    def aggregate_again(self, batch, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
+    def aggregate_again(self, batch: Any, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
         """Aggregates what the step has assigned from this replica's batch since it last summed.
 
         Args:

@@ -132,7 +132,7 @@ class _Period:
         assign_local(self.examples, tf.constant(0.0))
 
 
-def _make_copy(variable) -> tf.Variable:
+def _make_copy(variable: Any) -> tf.Variable:
     return tf.Variable(tf_variable(variable), trainable=False, name=variable_path(variable))
 
 

@@ -6,7 +6,8 @@ in replica code by raw ops on `handle`), users' that declare it, and the state o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,13 +20,13 @@ _OTHER_REPLICAS = (
 )
 
 
-def variable(initial_value, name: str) -> tf.Variable:
+def variable(initial_value: Any, name: str) -> tf.Variable:
     """Makes such a variable, of float dtype, equal on all replicas at first. In the strategy's scope."""
     with tf.variable_creator_scope(create):
         return tf.Variable(initial_value, trainable=False, name=name)
 
 
-def create(next_creator, **keywords) -> tf.Variable:
+def create(next_creator: Callable, **keywords: Any) -> tf.Variable:
     """Creates one of the engine's, for `tf.variable_creator_scope`: all variables created within it are.
 
     Replicas keep values in them whose mean matters: a moment of gradients, or an error to add to a mean gradient.
@@ -35,14 +36,14 @@ def create(next_creator, **keywords) -> tf.Variable:
     return variable
 
 
-def create_own(next_creator, **keywords) -> tf.Variable:
+def create_own(next_creator: Callable, **keywords: Any) -> tf.Variable:
     """Creates a variable of this kind that can't be restored on another number of replicas."""
     keywords["synchronization"] = tf.VariableSynchronization.ON_READ
     keywords["aggregation"] = tf.VariableAggregation.ONLY_FIRST_REPLICA
     return next_creator(**keywords)
 
 
-def differs(variable) -> bool:
+def differs(variable: Any) -> bool:
     """Returns whether a variable, Keras's or TensorFlow's, is one of these."""
     variable = tf_variable(variable)
     return isinstance(variable, tf.Variable) and variable.synchronization == tf.VariableSynchronization.ON_READ

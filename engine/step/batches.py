@@ -28,7 +28,7 @@ def counted(batch):
     return fields.features, tf.nest.map_structure(lambda y: without_missing(y, fields.weights), fields.labels)
 
 
-def weighed(loss: Callable, outputs, batch) -> Mean | dict[str, Mean]:
+def weighed(loss: Callable, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
     """Calls `loss(outputs, batch)` without the batch's weights, then weights the result by them, if any.
 
     For a custom step on weighted data; `Trainer.compute_gradients` and the default steps do it themselves.
@@ -92,7 +92,7 @@ def zero_unless(condition: tf.Tensor | None, metrics: dict) -> dict:
     return tf.nest.map_structure(masked, metrics)
 
 
-def check_weighed(metrics: dict, batch, trainer) -> dict:
+def check_weighed(metrics: dict, batch: Any, trainer: Any) -> dict:
     """Returns a step's metrics, checked.
 
     Raises:
@@ -145,14 +145,14 @@ def join_rows(rows: Any) -> Any:
     return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, rows)
 
 
-def dense(x) -> tf.Tensor:
+def dense(x: Any) -> tf.Tensor:
     """Returns a tensor; ragged rows are padded with zeros to the longest."""
     if isinstance(x, tf.SparseTensor):
         return tf.sparse.to_dense(x)
     return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
 
 
-def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: bool = True):
+def accumulate(compute: Callable, batch: Any, steps: int, parallel: int = 1, loops: bool = True) -> Any:
     """Runs `compute` on up to `steps` micro-batches in turn, and adds up the results (gradient accumulation).
 
     Replica code. The batch is split along its first axis into micro-batches whose sizes differ by one at most; a batch
@@ -189,7 +189,7 @@ def accumulate(compute: Callable, batch, steps: int, parallel: int = 1, loops: b
     return _pack_like(first_sums, _sum_in_loop(later_sums, _present_tensors(first_sums), micro_batches))
 
 
-def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = False):
+def sum_micro_batches(compute: Callable, batch: Any, count: int, in_turn: bool = False) -> Any:
     """Runs `compute` on up to `count` micro-batches in parallel, and adds up the results.
 
     Replica code. If each has a thread (`engine.strategies.devices.set_threads_per_micro_batch`), that is less work than
@@ -225,7 +225,7 @@ def sum_micro_batches(compute: Callable, batch, count: int, in_turn: bool = Fals
     return _pack_like(traced[0], flat)
 
 
-def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
+def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count: tf.Tensor) -> list:
     """Sums micro-batches' tensors in a loop; `firsts` are those of the first. Slices are joined."""
 
     def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
@@ -255,7 +255,7 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count) -> list:
     ]
 
 
-def num_examples(batch) -> tf.Tensor:
+def num_examples(batch: Any) -> tf.Tensor:
     """Returns the number of examples of a batch, scalar float32."""
     return tf.cast(_size(batch), tf.float32)
 
@@ -286,7 +286,7 @@ def _micro_batch(batch, size, i, count):
     return tf.nest.map_structure(rows, batch)
 
 
-def add(terms: Sequence):
+def add(terms: Sequence) -> Any:
     """Returns the sum of tensors; the rows of `tf.IndexedSlices` and ragged tensors are listed one after the other."""
     if isinstance(terms[0], tf.RaggedTensor):
         return tf.concat(terms, 0)
@@ -296,11 +296,11 @@ def add(terms: Sequence):
     return functools.reduce(operator.add, terms)
 
 
-def _present_tensors(sums) -> list:
+def _present_tensors(sums: Any) -> list:
     """Returns the tensors of a nest, without its Nones (gradients of variables that the loss does not reach)."""
     return [x for x in tf.nest.flatten(sums) if x is not None]
 
 
-def _pack_like(template, flat: list):
+def _pack_like(template: Any, flat: list) -> Any:
     rest = iter(flat)
     return tf.nest.map_structure(lambda x: None if x is None else next(rest), template)

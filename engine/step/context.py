@@ -133,7 +133,7 @@ class StepContext:
         self._token = _entered.set(self)
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: Any) -> None:
         _entered.reset(self._token)
 
     @property
@@ -276,7 +276,7 @@ class StepContext:
                 f"{call} is in a tf.function, which is traced once, so all of its calls would sample the same; {fix}"
             )
 
-    def _seed(self, replica: int | tf.Tensor, *use) -> tf.Tensor:
+    def _seed(self, replica: int | tf.Tensor, *use: Any) -> tf.Tensor:
         is_evaluation = self.batch_number is not None
         now = self.batch_number if is_evaluation else self.step
         if self.updates_before is not None and not is_evaluation:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -52,7 +53,7 @@ def casts_text(graph: tf.Graph, first: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def labels_as_numbers(batch, trainer) -> Iterator[None]:
+def labels_as_numbers(batch: Any, trainer: Any) -> Iterator[None]:
     """Raises UsageError if a loss that is traced within uses labels that are text as numbers."""
     names = [name for name in text_fields(batch) if name.startswith("labels")]
     cause, graph = None, tf.compat.v1.get_default_graph()
@@ -71,7 +72,7 @@ def labels_as_numbers(batch, trainer) -> Iterator[None]:
         ) from cause
 
 
-def warn_of_rounded(trainer, features) -> None:
+def warn_of_rounded(trainer: Any, features: Any) -> None:
     """Warns of each feature with integers that the model casts to floats inexactly.
 
     Ids that stay integers are fine. Traces `forward` if there are numbers that large.
@@ -98,7 +99,7 @@ def warn_of_rounded(trainer, features) -> None:
             logging.warning(_ROUNDED, name, f"{most:,}", f"{_EXACT:,}")
 
 
-def _largest(array) -> int:
+def _largest(array: Any) -> int:
     """Returns the largest magnitude of an array of integers; 0 for anything else."""
     if not isinstance(array, (np.ndarray, Mapped)) or array.dtype.kind not in "iu" or not array.nbytes:
         return 0
@@ -170,7 +171,7 @@ def note_labels(labels: tf.Tensor, classes: int) -> None:
     step_context().outside.append(_outside("labels", tf.maximum(tf.cast(labels, tf.int64), 0), classes))
 
 
-def _size(op: tf.Operation, numbered: tf.Tensor):
+def _size(op: tf.Operation, numbered: tf.Tensor) -> int | tf.Tensor:
     """Returns the number of rows or classes that an op's numbers refer to: an int, or a scalar if unknown."""
     if op.type == "ResourceGather":
         return tf.raw_ops.VariableShape(input=numbered)[0]
@@ -178,7 +179,7 @@ def _size(op: tf.Operation, numbered: tf.Tensor):
     return numbered.shape[axis] or tf.shape(numbered)[axis]
 
 
-def _outside(name: str, numbers: tf.Tensor, size) -> tuple[str, Outside]:
+def _outside(name: str, numbers: tf.Tensor, size: Any) -> tuple[str, Outside]:
     """Returns the metric's name, and its pair of the numbers outside [0, size)."""
     values = tf.cast(numbers, tf.float64)  # GPUs compute with int32 on the host, for which a step would wait
     above, below = values >= tf.cast(size, tf.float64), values < 0

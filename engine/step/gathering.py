@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -14,7 +15,7 @@ from .context import step_context
 _SENT = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)  # the dtypes of TensorFlow's collectives
 
 
-def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a value of each example from all replicas, for a loss that compares each example with all others.
 
     A replica's loss is the `mean` of one value for each of its own examples, compared with all replicas' examples. The
@@ -73,7 +74,7 @@ def gather(trainer, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return gathered(values), first if has_examples is None else tf.where(has_examples, first, 0)
 
 
-def _gather_text(trainer, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _gather_text(trainer: Any, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers text, [n, ...] string, as the numbers of its bytes, after its lengths."""
     lengths = tf.strings.length(texts)
     longest = tf.reduce_max(
@@ -85,7 +86,7 @@ def _gather_text(trainer, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.strings.substr(tf.strings.reduce_join(octets, -1), tf.zeros_like(rows[..., 0]), rows[..., 0]), first
 
 
-def gather_together(trainer, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Gathers tensors [n, ...] of any numeric dtype or bool as `gather` does, in one message per dtype."""
     kinds: dict[tf.DType, list[int]] = {}
     for index, tensor in enumerate(tensors):

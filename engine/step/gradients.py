@@ -101,7 +101,7 @@ class Gradients(Sequence):
         norms = dict(zip(by_variable, each_norm, strict=True))
         return summed._map_values(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
-    def _map_values(self, change) -> Gradients:
+    def _map_values(self, change: Callable) -> Gradients:
         """Applies the factors, then `change(values, index)`. Repeated rows are summed first."""
 
         def changed(gradient, i):
@@ -132,7 +132,7 @@ class Gradients(Sequence):
         return scalar
 
 
-def _norms_on_mesh(groups) -> list[tf.Tensor]:
+def _norms_on_mesh(groups: Any) -> list[tf.Tensor]:
     """Returns the norm of each group of (gradient, sharding), the same bits on all replicas.
 
     If several replicas have the same shard or copy, only the first of them counts its squares.
@@ -143,7 +143,7 @@ def _norms_on_mesh(groups) -> list[tf.Tensor]:
     def counts(sharding: Sharding | None) -> bool:
         return sharding.is_first_holder(replica) if sharding else replica == 0
 
-    def squares(group) -> tf.Tensor:
+    def squares(group: Any) -> tf.Tensor:
         held = [
             g.values if isinstance(g, tf.IndexedSlices) else g
             for g, sharding in group
@@ -186,7 +186,7 @@ class Update:
 
     def __init__(
         self,
-        trainer,
+        trainer: Any,
         gradients: Sequence,
         variables: Sequence,
         options: StepOptions | None = None,
@@ -223,7 +223,7 @@ class Update:
         self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
         self._loss_scale = loss_scale or getattr(trainer, "loss_scale", None)  # float16's
 
-    def apply(self, optimizer, variables: Sequence) -> None:
+    def apply(self, optimizer: Any, variables: Sequence) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
@@ -260,7 +260,7 @@ class Update:
 
 
 def minimize(
-    trainer, batch, losses: Callable[[Any], dict[str, Mean]], optimizers: Mapping[str, Any]
+    trainer: Any, batch: Any, losses: Callable[[Any], dict[str, Mean]], optimizers: Mapping[str, Any]
 ) -> dict[str, Mean]:
     """Makes one update of a step: each optimizer minimizes one of the losses over its variables. Replica code.
 
@@ -341,7 +341,7 @@ class BatchLosses(NamedTuple):
 
 
 def differentiate(
-    trainer, batch, losses: Callable[[Any], BatchLosses], variables: Sequence[Sequence]
+    trainer: Any, batch: Any, losses: Callable[[Any], BatchLosses], variables: Sequence[Sequence]
 ) -> tuple[list[Gradients], dict]:
     """Computes gradients of *sums* of this replica's (scaled) losses, and the batch's metrics. Replica code.
 
@@ -433,7 +433,7 @@ def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
     return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
 
 
-def _as_one_mean(pair: SumOfMeans, reduction) -> Mean:
+def _as_one_mean(pair: SumOfMeans, reduction: Any) -> Mean:
     """Returns several means of a whole batch as one, with the same gradient in the global batch as their sum."""
     return Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
 
@@ -472,7 +472,7 @@ class _MeansLoss(NamedTuple):
     gradients: list[list]
     counts: tf.Tensor
 
-    def summed(self, reduction) -> Gradients:
+    def summed(self, reduction: Any) -> Gradients:
         """Returns the gradients of this replica's part of the sum of means, times N (see `_count_ratios`)."""
         factors = tf.unstack(_count_ratios(self.counts, reduction))
 
@@ -488,7 +488,7 @@ def _counts(pair: SumOfMeans) -> tf.Tensor:
     return tf.concat([pair.total[:, 1], [pair.count]], 0)
 
 
-def _count_ratios(counts: tf.Tensor, reduction) -> tf.Tensor:
+def _count_ratios(counts: tf.Tensor, reduction: Any) -> tf.Tensor:
     """Returns N / (each mean's count), float32 [means], with which all totals are divided by N in the end; 0 for none.
 
     Args:

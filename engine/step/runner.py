@@ -25,7 +25,7 @@ from .options import Applied
 class StepRunner:
     """Runs a trainer's steps for a strategy, and makes their contexts."""
 
-    def __init__(self, trainer, mesh: Mesh | None = None, counts_ids: bool = False):
+    def __init__(self, trainer: Any, mesh: Mesh | None = None, counts_ids: bool = False):
         self._trainer = trainer
         self._counts_ids = counts_ids
         self._inventory = trainer.inventory
@@ -43,7 +43,7 @@ class StepRunner:
 
     def train_batch(
         self,
-        batch,
+        batch: Any,
         step: tf.Tensor,
         collect_norm: tf.Tensor,
         start_values: StartValues | None = None,
@@ -90,9 +90,9 @@ class StepRunner:
 
     def evaluate_batch(
         self,
-        batch,
+        batch: Any,
         batch_number: tf.Tensor,
-        state,
+        state: Any,
         compute: Callable | None,
         returns_rows: bool,
         start_values: StartValues | None = None,
@@ -220,7 +220,7 @@ class StepRunner:
             yield context
 
 
-def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
+def _rows(outputs: Any, batch: Any, counted: tf.Tensor | None, owner: str) -> Any:
     """Returns outputs of a batch, checked to have a row for each example; no rows if they don't count."""
     examples = tf.shape(tf.nest.flatten(batch)[0])[0]
 
@@ -241,7 +241,7 @@ def _rows(outputs, batch, counted: tf.Tensor | None, owner: str):
 def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:
     """Assigns a variable its previous value, unless all `counts` are true."""
 
-    def assign(value) -> None:
+    def assign(value: Any) -> None:
         with tf.name_scope(graphs.ENGINE_SCOPE):
             assign_local(variable, value)
 

@@ -180,7 +180,7 @@ class Strategy(Processes, abc.ABC):
 
     @abc.abstractmethod
     def feed(
-        self, split, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
+        self, split: Any, global_batch_size: int, seed: int | None, saved_data: Mapping[str, Any] | None = None
     ) -> Feed:
         """Returns the feed (`engine.data.feeds.feed.Feed`) of a split of the data.
 
@@ -193,7 +193,7 @@ class Strategy(Processes, abc.ABC):
             strategy whose feeds have no metadata need not accept it.
         """
 
-    def eval_feed(self, split, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
+    def eval_feed(self, split: Any, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
         """Returns the feed of evaluation data, in the examples' own order; see `feed`."""
         return self.feed(split, batch_size, None, **({"saved_data": saved_data} if saved_data else {}))
 
@@ -236,7 +236,7 @@ class Strategy(Processes, abc.ABC):
         After `limit` steps the strategy is `in_step`, since something is due.
         """
 
-    def external(self, step: Literal["train", "eval"] | Prediction, split, *options) -> Program:
+    def external(self, step: Literal["train", "eval"] | Prediction, split: Any, *options: Any) -> Program:
         """Returns the program of a step on external data. It is made once; close it after the call.
 
         Args:

@@ -144,7 +144,7 @@ class StepChecks:
 # -- The run's options ------------------------------------------------------------------------------------------------
 
 
-def check_options(applied: Applied, trainer, graph: tf.Graph, has_sharded_optimizer: bool = False) -> None:
+def check_options(applied: Applied, trainer: Any, graph: tf.Graph, has_sharded_optimizer: bool = False) -> None:
     """Raises UsageError for options that are set and that the step never applies: without it they would do nothing.
 
     Args:
@@ -292,10 +292,10 @@ def _is_column(x: tf.Tensor) -> bool:
     return x.shape.rank == 2 and x.shape[1] == 1
 
 
-def _shape(nest, size: int | None):
+def _shape(nest: Any, size: int | None) -> Any:
     """Returns the shape of each tensor of a nest, with n for the examples."""
 
-    def named(x) -> str:
+    def named(x: Any) -> str:
         return f"[{', '.join('n' if axis == size else str(axis) for axis in x.shape)}]"
 
     shapes = tf.nest.map_structure(named, nest)

@@ -91,7 +91,7 @@ class MultiWorker(Replicated):
             data = tf.io.serialize_tensor(value).numpy() if has_text else value.numpy().reshape(-1).view(np.uint8)
             digest = zlib.crc32(data, digest)
 
-        def create(next_creator, **keywords) -> tf.Variable:
+        def create(next_creator: Callable, **keywords: Any) -> tf.Variable:
             variables.append(next_creator(**keywords))
             return variables[-1]
 
@@ -183,7 +183,7 @@ class MultiWorker(Replicated):
         self._before = program, result
         return result
 
-    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+    def bind(self, state: TrainState, train_feed: Any = None, eval_feed: Any = None) -> None:
         super().bind(state, train_feed, eval_feed)
         self._before = None
         self.resume_work()
@@ -196,7 +196,7 @@ class MultiWorker(Replicated):
         figures = self.state.trainer.reduction.pop_figures()
         return {f"{LOCAL}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
 
-    def _inner_loop(self, step, feed, **more) -> InnerLoop:
+    def _inner_loop(self, step: Callable[..., Any], feed: Any, **more: Any) -> InnerLoop:
         return WorkersLoop(
             self.distribution,
             step,

@@ -73,7 +73,7 @@ class Replicated(Strategy):
 
     def feed(
         self,
-        split,
+        split: Any,
         global_batch_size: int,
         seed: int | None,
         saved_data: Mapping[str, Any] | None = None,
@@ -119,7 +119,7 @@ class Replicated(Strategy):
             return ResidentFeed(self._devices, in_memory(split, options.read_timeout_seconds), order)
         return ReadFeed(self._devices, split, order, options.read_timeout_seconds, padding)
 
-    def eval_feed(self, split, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
+    def eval_feed(self, split: Any, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
         return self.feed(split, batch_size, None, saved_data, is_evaluation=True)
 
     def _stream_feed(
@@ -158,7 +158,7 @@ class Replicated(Strategy):
         """Describes how streams are divided among workers, and examples among buckets, one line each."""
         return self._lines
 
-    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+    def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         self._inventory = state.trainer.inventory
         counts_ids = self.static_shapes or self._devices.on_gpus
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
@@ -243,7 +243,7 @@ class Replicated(Strategy):
         """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""
         return {}
 
-    def run(self, program: InnerLoop, limit: int, *loop_inputs) -> LoopResult:
+    def run(self, program: InnerLoop, limit: int, *loop_inputs: Any) -> LoopResult:
         self._inventory.captured.check()
         if (pace := program.pace) is None:
             return program(program.step, limit)

@@ -242,8 +242,7 @@ class Supervisor:
             )
         except OSError as error:
             raise RunError(f"{spec.name} can't be started: {error}") from None
-        pipes = [pipe for pipe in (child.stdout, child.stderr) if pipe]
-        output = self._output.follow(spec.name, index, child.pid, pipes)
+        output = self._output.follow(spec.name, index, child.pid, [*filter(None, (child.stdout, child.stderr))])
         self._tasks.append(Task(spec.name, child, output))
         cores = f", cores {','.join(map(str, spec.cores))}" if spec.cores else ""
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""

@@ -239,7 +239,7 @@ class Embedding(tf.Module):
             "turned_away": tf.add_n([tally.turned_away for tally in tallies]),
         }
 
-    def __call__(self, ids, weights=None, *, training: bool | None = None):
+    def __call__(self, ids: Any, weights: Any = None, *, training: bool | None = None) -> Any:
         """Looks up ids, each distinct one once. Replica code.
 
         Args:
@@ -265,7 +265,7 @@ class Embedding(tf.Module):
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
-    def keys_of(self, ids) -> tf.Tensor:
+    def keys_of(self, ids: Any) -> tf.Tensor:
         """Converts ids, integers or strings, to what a table with `admit_after` looks up, int64 of the same shape."""
         return admission.as_key(tf.convert_to_tensor(ids))
 
@@ -382,7 +382,7 @@ class Embedding(tf.Module):
         indices = tf.dynamic_partition(tf.range(tf.size(owner)), owner, number)
         return tf.dynamic_stitch(indices, [lookup(shard, *part) for shard, part in enumerate(parts)])
 
-    def _flat(self, ids, weights, admits) -> _Leaf:
+    def _flat(self, ids: Any, weights: Any, admits: Any) -> _Leaf:
         flat = tf.reshape(_flat_values(ids), [-1])
         w = None if weights is None else tf.reshape(tf.cast(_flat_values(weights), tf.float32), [-1, 1])
         if self.padding_id is None:
@@ -406,7 +406,7 @@ def shards_in(keys: Iterable[str]) -> int:
 
 
 @tf.custom_gradient
-def _read_some(handle: tf.Tensor, rows: tf.Tensor):
+def _read_some(handle: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Reads rows [n] of a variable by its handle; `NO_ROW` reads any row, without a gradient."""
 
     def gradient(upstream):
@@ -417,7 +417,7 @@ def _read_some(handle: tf.Tensor, rows: tf.Tensor):
 
 
 @tf.custom_gradient
-def _expand(rows: tf.Tensor, positions: tf.Tensor):
+def _expand(rows: tf.Tensor, positions: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Computes `tf.gather(rows, positions)` with a dense gradient, one row per row, not slices to be added up."""
     number = tf.shape(rows)[0]
 
@@ -435,7 +435,7 @@ class _Leaf(NamedTuple):
     weights: tf.Tensor | None
 
 
-def _pairs(ids, weights) -> list[tuple]:
+def _pairs(ids: Any, weights: Any) -> list[tuple]:
     """Returns (ids, weights or None) of each feature of a nest, in its order."""
     leaves = [x if _is_ragged(x) else tf.convert_to_tensor(x) for x in tf.nest.flatten(ids)]
     if weights is None:
@@ -444,7 +444,7 @@ def _pairs(ids, weights) -> list[tuple]:
     return list(zip(leaves, tf.nest.flatten(weights), strict=True))
 
 
-def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
+def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None) -> Any:
     """Combines rows [n, width], one per id in order, into the lookup's result for this feature.
 
     `combiner` combines an example's rows: the sum of w_i e_i, divided by the sum of w_i ("mean") or by the root of the
@@ -466,12 +466,12 @@ def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None):
     return tf.math.divide_no_nan(summed, divisor)
 
 
-def _flat_values(x) -> tf.Tensor:
+def _flat_values(x: Any) -> tf.Tensor:
     """Returns the ids, or the weights, of all examples concatenated."""
     return x.flat_values if _is_ragged(x) else x
 
 
-def _total(x: tf.Tensor, ids) -> tf.Tensor:
+def _total(x: tf.Tensor, ids: Any) -> tf.Tensor:
     """Sums x [n, c] over each example's ids, to [batch, c]."""
     if _is_ragged(ids):
         return tf.math.unsorted_segment_sum(x, ids.value_rowids(), ids.nrows())
@@ -479,5 +479,5 @@ def _total(x: tf.Tensor, ids) -> tf.Tensor:
     return tf.reduce_sum(tf.reshape(x, [tf.shape(ids)[0], k, x.shape[-1]]), 1)
 
 
-def _is_ragged(x) -> bool:
+def _is_ragged(x: Any) -> bool:
     return isinstance(x, tf.RaggedTensor)

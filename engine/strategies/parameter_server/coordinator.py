@@ -197,7 +197,7 @@ class Leases:
         # A thread per lease: there are few, and only `fetch` shows completion. Daemons, since one may never complete.
         threading.Thread(target=self._await, args=(lease, remote), name=f"lease-{lease.number}", daemon=True).start()
 
-    def _await(self, lease: Lease, remote) -> None:
+    def _await(self, lease: Lease, remote: Any) -> None:
         try:
             self._arrived.put((lease, remote.fetch(), None))
         except Exception as error:  # passed to the coordinator's own thread

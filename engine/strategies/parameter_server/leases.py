@@ -7,7 +7,7 @@ repeated only if they were applied but not yet counted at the failure, as the la
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -222,7 +222,7 @@ class LeaseLoop(InnerLoop):
         """Returns the specs of a step's arguments other than its batch, its number and whether it collects the norm."""
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
-    def _loop(self, trace: StepTrace, operands, lease):  # type: ignore[override]
+    def _loop(self, trace: StepTrace, operands: Any, lease: tf.Tensor) -> tuple:  # type: ignore[override]
         """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately; its rows."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
@@ -237,7 +237,7 @@ class LeaseLoop(InnerLoop):
         return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), rows
 
     def _run_lease(
-        self, trace: StepTrace, operands, lease: Lease, worker: tf.Tensor
+        self, trace: StepTrace, operands: Any, lease: Lease, worker: tf.Tensor
     ) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         """Returns the result of a lease, without its duration, and its rows."""
         pulled, specs = self._pull.buckets(), self.feed.operand_specs
@@ -252,7 +252,7 @@ class LeaseLoop(InnerLoop):
         total, rows = self._sum_replicas(sums)
         return LeaseResult(total, nothing, lease.first, nothing[0], seconds, seconds, worker, input_stats), rows
 
-    def _run_steps(self, operands, stop, body, state: tuple) -> tuple:
+    def _run_steps(self, operands: Any, stop: tf.Tensor, body: Callable, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`; the state begins with the step.
 
         Returns what `feed.through` does, and the seconds that it took.
@@ -288,7 +288,7 @@ class UpdateLoop(LeaseLoop):
         self._counters = counters
 
     def _run_lease(
-        self, trace: StepTrace, operands, lease: Lease, worker: tf.Tensor
+        self, trace: StepTrace, operands: Any, lease: Lease, worker: tf.Tensor
     ) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
         counters, specs = self._counters, self.feed.operand_specs
         counts = counters.begin(lease, worker)
@@ -345,7 +345,7 @@ def _copy_to_worker(tensors):
         return tf.nest.map_structure(tf.identity, tensors)
 
 
-def _add_staleness(staleness, done, counts, pulled_at) -> tf.Tensor:
+def _add_staleness(staleness: tf.Tensor, done: tf.Tensor, counts: tf.Tensor, pulled_at: Any) -> tf.Tensor:
     """Adds the staleness of a step, if it is `done`, to a lease's: all updates since its pull but its own."""
     by_others = tf.where(done, counts[0] - pulled_at[0] - 1, 0)
     lag = tf.where(done, tf.minimum(by_others, LAGS - 1), -1)  # -1 does not count

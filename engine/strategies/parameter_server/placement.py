@@ -44,7 +44,7 @@ class Placement:
       distribution: the `tf.distribute.ParameterServerStrategy`.
     """
 
-    def __init__(self, distribution, num_servers: int, rules: Sequence[Rule] = ()):
+    def __init__(self, distribution: tf.distribute.Strategy, num_servers: int, rules: Sequence[Rule] = ()):
         self._distribution = distribution
         self._rules = [(re.compile(rule.pattern), rule.server) for rule in rules]
         self._anchors: list[tf.Variable] = []

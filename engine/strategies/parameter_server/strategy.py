@@ -263,7 +263,7 @@ class ParameterServer(Strategy):
         gpus = [gpu.name for gpu in tf.config.list_logical_devices("GPU") if gpu.name.startswith(first)]
         return (gpus or [f"{first}device:CPU:0"])[0], len(self.cluster.workers)
 
-    def bind(self, state: TrainState, train_feed=None, eval_feed=None) -> None:
+    def bind(self, state: TrainState, train_feed: Any = None, eval_feed: Any = None) -> None:
         """Sets the programs' state. Nothing may be in progress."""
         if read := [feed.read_by_workers for feed in (train_feed, eval_feed) if feed and feed.read_by_workers]:
             sources.check(read, self.cluster.workers, self.options.step_timeout_seconds)

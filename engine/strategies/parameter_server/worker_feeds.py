@@ -280,7 +280,7 @@ class SentFeed(_LeaseExamples, StreamedFeed):
 class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
     """External data, read by the coordinator: a lease includes its steps' batches."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(1, Mesh())
 
     def call_input(self, step: int, limit: int) -> CallInput:

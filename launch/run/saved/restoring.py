@@ -138,8 +138,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
     is_everywhere = all(run.strategy.exchange(manifest is not None))
     if manifest is None or not is_everywhere:
-        folder = f"restore({which!r}): {run.config.configured_run_dir}"
-        raise missing(folder, run.checkpoints_for("latest"), which)
+        raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints_for("latest"), which)
     return manifest
 
 
