@@ -115,13 +115,13 @@ class _Checkpoint:
     """A checkpoint's entries and its graph of objects, without values.
 
     Attributes:
-      forms: (shape, dtype) of each entry, by its key.
+      specs: (shape, dtype) of each entry, by its key.
     """
 
     def __init__(self, prefix: str):
         self.reader = tf.train.load_checkpoint(prefix)
         dtypes = self.reader.get_variable_to_dtype_map()
-        self.forms = {key: (shape, dtypes[key]) for key, shape in self.reader.get_variable_to_shape_map().items()}
+        self.specs = {key: (shape, dtypes[key]) for key, shape in self.reader.get_variable_to_shape_map().items()}
         self._nodes = TrackableObjectGraph.FromString(self.reader.get_tensor(KEY)).nodes
 
     def object_at(self, path: Sequence[str]) -> int | None:
@@ -250,13 +250,13 @@ def _compare(
             stored = [prefix + key.removeprefix(beginning) for prefix in place.prefixes]
         else:
             place, stored = Moved(()), [checkpoint.variable_key(number) or ""]
-        entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.forms])
+        entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.specs])
         entries.append(_fit(entry, place, tables.get(place.table), checkpoint))
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
     placed = tuple(prefix for table in moving for prefix in table.admissions)
-    for key in sorted(checkpoint.forms.keys() - read):
+    for key in sorted(checkpoint.specs.keys() - read):
         if key.startswith(key_prefix(at)) and not key.startswith(placed):
-            text = f"{_readable_key(key)} {_form(*checkpoint.forms[key])}"
+            text = f"{_readable_key(key)} {_shape_and_dtype(*checkpoint.specs[key])}"
             entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
     return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
@@ -267,16 +267,16 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     variable, stored, here = entry.variable, entry.stored, _form_here(entry.variable)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
-    shape, dtype = checkpoint.forms[stored[0]]
+    shape, dtype = checkpoint.specs[stored[0]]
     moves, grows, name = bool(table and table.admissions), bool(table and table.may_grow), entry.text
     if place.positions is not None:
         source: Key = functools.partial(_picked, checkpoint.reader, stored[0], place.positions)
         shape = [len(place.positions)]
     elif len(stored) == place.number and not (grows or moves):
         source = stored[place.shard]
-        shape, dtype = checkpoint.forms[source]
+        shape, dtype = checkpoint.specs[source]
     else:
-        sizes = tuple(checkpoint.forms[part][0][0] for part in stored)
+        sizes = tuple(checkpoint.specs[part][0][0] for part in stored)
         source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if moves else None)
         rows = variable.shape[0] if moves else source.size_here
         if grows and rows < variable.shape[0]:
@@ -286,7 +286,7 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     if per_replica.differs(variable):  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     is_shared = variable_sharding(variable) or per_replica.differs(variable)
-    if here == (there := _form(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
+    if here == (there := _shape_and_dtype(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
     return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
@@ -323,13 +323,13 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         if not key.endswith(end := f"/0/{ending}{ATTRIBUTE}"):
             return ()  # absent, or under another attribute than the table's
         prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.forms, prefixes))
+        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.specs, prefixes))
 
     tables: dict[int, _Table] = {}
     for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
         if not (prefixes := numbered(table.shards[0])):
             continue
-        sizes = [checkpoint.forms[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
+        sizes = [checkpoint.specs[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
         admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
@@ -495,7 +495,7 @@ def whole_shape(node) -> list[int]:
 
 
 def _form_here(node) -> str:
-    return _form(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
+    return _shape_and_dtype(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
 
 
 def _any_rows(shape) -> list[int | None]:
@@ -503,5 +503,5 @@ def _any_rows(shape) -> list[int | None]:
     return [None, *tf.TensorShape(shape).as_list()]
 
 
-def _form(shape, dtype) -> str:
+def _shape_and_dtype(shape, dtype) -> str:
     return f"{tf.TensorShape(shape).as_list()} {tf.as_dtype(dtype).name}"
