@@ -180,6 +180,7 @@ def restore(
         if not entry.key.startswith(matching.may_differ)
         or (entry.difference == _RESHAPED and entry.key in matching.fixed_shape_keys)
     ]
+    # An optimizer's counts alone may fit by chance: a checkpoint of which nothing else fits is another model's.
     if others or all(entry.key.startswith(matching.may_differ) for entry in fitting):
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:
@@ -188,6 +189,7 @@ def restore(
             f"({_message(differences)}); use the former variables, averages and optimizer, or set allow_changed_config "
             "to restore only what matches"
         )
+    # Of a variable's slots all are read or none: an optimizer that went on with one of two would take wrong steps.
     lacking = [entry.key for entry in differences if entry.difference != _EXTRA]
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
 
@@ -196,6 +198,7 @@ def restore(
 
     restored = [entry for entry in fitting if not is_new(entry.key)]
     slices.read(prefix, [(entry.variable, averages.get(entry.source, entry.source)) for entry in restored])
+    # A row that no id has got may hold the former values of one that has moved.
     for there in moving:
         for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
             for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
@@ -218,6 +221,7 @@ def _compare(
       The variables here and the entries that only the checkpoint has; and the tables whose ids get other rows here.
     """
     checkpoint, walked, found = _Checkpoint(prefix), [*walk(root)], dict[int, tuple]()
+    # Not by keys: these are shortest paths, and another attribute, of a second reference to a layer, changes them.
     if (start := checkpoint.object_at(at)) is not None:  # by the ids of objects that both have: path, and number there
         found = {id(node): (path, number) for path, node, number in _breadth_first(root, start, checkpoint.child)}
     tables = _tables(checkpoint, walked, found, may_grow)
@@ -252,6 +256,7 @@ def _compare(
             place, stored = Moved(()), [checkpoint.variable_key(number) or ""]
         entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.specs])
         entries.append(_fit(entry, place, tables.get(place.table), checkpoint))
+    # What nothing here reads is listed too: a model that has lost a layer would otherwise train on without a word.
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
     placed = tuple(prefix for table in moving for prefix in table.admissions)
     for key in sorted(checkpoint.specs.keys() - read):
@@ -283,8 +288,10 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]
         shape = [rows, *shape[1:]]
+    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
     if per_replica.differs(variable):  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
+    # Only an embedding's table is written in parts that another number of shards can read.
     is_shared = variable_sharding(variable) or per_replica.differs(variable)
     if here == (there := _shape_and_dtype(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
@@ -331,6 +338,7 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
             continue
         sizes = [checkpoint.specs[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
         admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
+        # In shards of the same sizes each id keeps its row, and nothing has to move.
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
         place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
@@ -405,6 +413,7 @@ def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None
         seen.add(id(node))
         yield path, node, number
         for name, child in tracked_children(node, is_root=not path):
+            # Else a model that is tracked after its optimizer would get its keys from there.
             is_link = name == UPDATED and isinstance(node, tf.keras.optimizers.Optimizer)
             if (inside := find_child(number, name)) is not None:
                 (links if is_link else queue).append(((*path, name), child, inside))
@@ -442,6 +451,8 @@ def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
     listed = {id(child) for _, child in held}
     found = tracked_variables(owner).items()
     held += [(path.replace(".", "/"), variable) for path, variable in found if id(variable) not in listed]
+    # What TensorFlow reaches by another path keeps that key: two would be two entries of one variable. Most owners have
+    # nothing else, and are done before the walk.
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []
