@@ -156,8 +156,8 @@ def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterato
     elif isinstance(value, np.ndarray):
         is_checked = value.nbytes <= _CHECKED_BYTES and value.dtype != object
         checksum = zlib.crc32(value.tobytes()) if is_checked else None
-        form = f"{value.dtype}{[*value.shape]}"
-        yield path, _Reference(value, f"{form} (checksum {checksum:x})" if is_checked else form, checksum)
+        described = f"{value.dtype}{[*value.shape]}"
+        yield path, _Reference(value, f"{described} (checksum {checksum:x})" if is_checked else described, checksum)
     elif isinstance(value, _FUNCTIONS):
         yield path, _Reference(value, value.__qualname__)
     elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:

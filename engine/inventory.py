@@ -47,7 +47,7 @@ class Inventory:
         self.applied_options: dict[int, set[str]] = {}
         self.probe: Any = None
         self._trainable_at_first: frozenset[int] = frozenset()
-        self._form_before: tuple | None = None  # the last of `_trainable`
+        self._variant_before: tuple | None = None  # the last of `_trainable`
         self.captured = Captured(trainer, lambda: keras.all_layers_in(self.layers.values()))
 
     @cached_property
@@ -215,7 +215,7 @@ class Inventory:
         variables = [*untrained.values(), *map(tf_variable, keras.carried_states(self.layers.values()))]
         return [variable for variable in variables if id(variable) not in any_will_do]
 
-    def step_form(self) -> tuple:
+    def step_variant(self) -> tuple:
         """Lists the values that a traced training step depends on: the trained weights and the optimizers' settings.
 
         Call it before a step is traced or run.
@@ -231,9 +231,9 @@ class Inventory:
         layers = keras.all_layers_in(self.layers.values())
         weights = {id(v): v for layer in layers for v in map(tf_variable, layer.trainable_variables)}
         flags = tuple(layer.trainable for layer in layers)
-        if self._form_before is None:
+        if self._variant_before is None:
             self._trainable_at_first = frozenset(weights)
-        elif (flags, frozenset(weights)) != self._form_before:
+        elif (flags, frozenset(weights)) != self._variant_before:
             optimized = {id(v) for optimizer in self.optimizers.values() for v in optimizer.all_variables}
             optimized |= self._trainable_at_first
             new = [weight for key, weight in weights.items() if key not in optimized]
@@ -243,8 +243,8 @@ class Inventory:
                     "it; make it trainable where the model is made, and set trainable=False between two calls, or set "
                     "freeze"
                 )
-        self._form_before = flags, frozenset(weights)
-        return self._form_before
+        self._variant_before = flags, frozenset(weights)
+        return self._variant_before
 
     def table_figures(self) -> dict[str, tf.Tensor]:
         """Computes the figures of tables with `admit_after`, as NAME/rows_given; see `Embedding.figures`."""

@@ -5,7 +5,7 @@ on from there. So what dies while its host survives recovers in its place, in se
 With `--min_workers` the parents agree before each attempt on the workers that are part of it.
 
 It is not the supervisor of `crankshaft local` with one task: it forks the script that it runs in, passes on no output,
-and agrees with agents on other hosts. What both need is in `cluster/children.py`, `restarts.py` and `task_memory.py`.
+and agrees with agents on other hosts. Both are a `RestartLoop` (`cluster/restart_loop.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING
 
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
-from ..engine.machine import events
 from .cluster import discovery, rendezvous, template
 from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members
-from .cluster.restarts import WINDOW_SECONDS, Synchronous, TaskExit, has_ended, recorded_restarts
+from .cluster.restart_loop import Attempt, RestartLoop
+from .cluster.restarts import WINDOW_SECONDS, Decision, Synchronous, TaskExit, has_ended, recorded_restarts
 from .cluster.task_memory import TaskMemory
 from .command_line import checks
 from .failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
@@ -74,15 +74,15 @@ def _obstacle(config: Config) -> str | None:
     return "run_dir is not on this file system" if config.remote else None
 
 
-class _Agent:
+class _Agent(RestartLoop):
     def __init__(self, config: Config, task: Callable[[Config], int], children: Children):
-        self._config, self._task, self._children = config, task, children
+        self._config, self._task = config, task
         self._name = config.cluster.task if config.cluster else "the run"
-        self._events = RunDir(config.run_dir).events if config.run_dir else None
-        ages = recorded_restarts(self._events, time.time()) if self._events else ()
+        record = RunDir(config.run_dir).events if config.run_dir else None
+        ages = recorded_restarts(record, time.time()) if record else ()
         before = [time.monotonic() - age for age in ages]
-        self._rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
-        self._memory = TaskMemory(1)
+        rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
+        super().__init__(rule, children, TaskMemory(1), record)
         self._members = None
         if config.min_workers:
             fits = functools.partial(checks.fits, config)
@@ -90,89 +90,92 @@ class _Agent:
             self._members = Members(config.tasks, config.files.path, config.min_workers, timeout_seconds, fits)
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
         self._child: Child | None = None
-        self._stop: tuple[float, signal.Signals] | None = None  # a request to end: when, and by which signal
 
     def run(self) -> int:
         os.environ |= self._memory.variables(0)
         handlers = Handlers([signal.Signals[name] for name in EXIT_CODES], self._pass_on)
         handlers.install()
         try:
-            return self._run()
+            return self._end(self._make_attempts())
         finally:
             handlers.remove()
 
-    def _run(self) -> int:
-        step = self._newest_step()
-        while not self._stop:
-            try:
-                with rendezvous.refusing(self._config.cluster):
-                    self._config = self._agree()
-            except CrankshaftError as error:
-                if self._members and self._members.is_late and has_ended(self._events):
-                    print_line(f"{self._name} has not been included, and the run has come to its end")
-                    return self._end(0)
-                return self._end(fail(error.exit_code, error.message))
-            if self._stop:
-                break
-            recorded_bytes = self._record_bytes()
-            # In the task the signal handlers are those of before.
-            self._child = child = self._children.fork(functools.partial(self._task, self._config))
-            if self._members and (lock := self._config.tasks.lock):
-                lock.release()  # the fork still has it
-            if self._stop:
-                child.send(self._stop[1])
-            ending = TaskExit(self._name, child.wait())
-            self._child = None  # a signal is not passed on to a process id that may be another's
-            self._children.end([child])
-            self._children.sweep()
-            if ending.code == EXIT_REGROUP and not self._stop:
-                continue
-            if self._stop or not ending.code or (ending.ended_on_request and ending.code > 0):
-                has_no_code = ending.code < 0 or ending.code == EXIT_REGROUP
-                return self._end(EXIT_CODES[self._stop[1].name] if self._stop and has_no_code else ending.code)
-            if ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
-                return self._end(ending.code)  # the run is complete; what failed came after it, such as its output
-            newest = self._newest_step()
-            decision = self._rule.decide([ending], newest > step)
-            step = max(newest, step)
-            if decision.exit_code is not None:
-                if ending.mistake is None:  # else the task has explained it
-                    fail(EXIT_FAILED, decision.message)
-                return self._end(ending.code if ending.code > 0 else EXIT_FAILED)
-            print_line(decision.message)
-            if self._config.writes_run:
-                events.record_restart(self._events, time.time(), str(ending), ending.task, ending.code)
-            until = time.monotonic() + decision.pause_seconds
-            while not self._stop and (left := until - time.monotonic()) > 0:
-                time.sleep(min(left, 0.1))
-        return self._end(EXIT_CODES[self._stop[1].name])
+    def _attempt(self) -> Attempt:
+        try:
+            with rendezvous.refusing(self._config.cluster):
+                self._config = self._agree()
+        except CrankshaftError as error:
+            if self._members and self._members.is_late and has_ended(self._events):
+                print_line(f"{self._name} has not been included, and the run has come to its end")
+                return Attempt([], 0)
+            return Attempt([], fail(error.exit_code, error.message))
+        if self._stop_signal:
+            return Attempt([])
+        recorded_bytes = self._record_bytes()
+        # In the task the signal handlers are those of before.
+        self._child = child = self._children.fork(functools.partial(self._task, self._config))
+        if self._members and (lock := self._config.tasks.lock):
+            lock.release()  # the fork still has it
+        if self._stop_signal:
+            child.send(self._stop_signal)
+        ending = TaskExit(self._name, child.wait())
+        self._child = None  # a signal is not passed on to a process id that may be another's
+        self._children.end([child])
+        if ending.code == EXIT_REGROUP and not self._stop_signal:
+            return Attempt([])
+        code = None
+        if self._stop_signal and (ending.code < 0 or ending.code == EXIT_REGROUP):
+            code = self._exit_code_when_stopped(self._stop_signal)
+        elif self._stop_signal or not ending.code or (ending.ended_on_request and ending.code > 0):
+            code = ending.code
+        elif ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
+            code = ending.code  # the run is complete; what failed came after it, such as its output
+        return Attempt([ending], code, time.time())
+
+    def _exit_code(self, decision: Decision, endings: list[TaskExit]) -> int:
+        (ending,) = endings
+        if ending.mistake is None:  # else the task has explained it
+            fail(EXIT_FAILED, decision.message)
+        return ending.code if ending.code > 0 else EXIT_FAILED
+
+    def _exit_code_when_stopped(self, stop_signal: signal.Signals) -> int:
+        return EXIT_CODES[stop_signal.name]
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stop_signal and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, 0.1))
+
+    def print(self, line: str) -> None:
+        print_line(line)
+
+    def _record_restart(self, ending: TaskExit | None, at: float) -> None:
+        if self._config.writes_run:
+            super()._record_restart(ending, at)
 
     def _agree(self) -> Config:
         """Agrees on the workers of the next attempt; returns its configuration."""
-        cluster = self._members.agree(lambda: self._stop is not None) if self._members else None
-        if self._members and not cluster and not self._stop:
+        cluster = self._members.agree(lambda: self._stop_signal is not None) if self._members else None
+        if self._members and not cluster and not self._stop_signal:
             least = f"min_workers={self._config.min_workers}"
             print_line(f"{self._name} ends: others have notices of preemption, and {least}; the same command resumes")
-            self._stop = time.monotonic(), signal.SIGTERM
+            self._stop_signal = signal.SIGTERM
         if self._cluster:
             cluster = discovery.with_newcomers(self._cluster, self._config.files.workers)
-        if self._stop and cluster and cluster.lock:
+        if self._stop_signal and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
 
     def _record_bytes(self) -> int:
         return os.path.getsize(self._events) if self._events and os.path.isfile(self._events) else 0
 
-    def _newest_step(self) -> int:
-        return max(events.newest_step(self._events), self._memory.newest_step())
-
     def _pass_on(self, number: int, frame) -> None:
         """Passes a signal on to the task, which saves and ends; a second one kills it."""
-        if self._stop is None:
-            self._stop = time.monotonic(), signal.Signals(number)
+        if self._stop_signal is None:
+            self._stop_signal, self._stopped_at = signal.Signals(number), time.monotonic()
             if self._child:
-                self._child.send(self._stop[1])
-        elif time.monotonic() - self._stop[0] > SAME_REQUEST_SECONDS and self._child:
+                self._child.send(self._stop_signal)
+        elif time.monotonic() - self._stopped_at > SAME_REQUEST_SECONDS and self._child:
             self._child.kill()
 
     def _end(self, code: int) -> int:
@@ -186,7 +189,7 @@ class _Agent:
             lost = child.wait()
             self._children.end([child])
             print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")
-        has_notice = code == EXIT_TERMINATED or (code and self._stop and self._stop[1] == signal.SIGTERM)
+        has_notice = code == EXIT_TERMINATED or (code and self._stop_signal == signal.SIGTERM)
         if self._members and has_notice:
             self._members.leave()
         return code

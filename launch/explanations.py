@@ -211,8 +211,8 @@ _EXPLANATIONS = (
         ("UnimplementedError", "FailedPreconditionError"),
         "(?i)determinis",
         UsageError,
-        "TensorFlow has no form of an op that computes the same bits each time on GPUs ({reason}); use another op, or "
-        "set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit",
+        "TensorFlow has no kernel of an op that computes the same bits each time on GPUs ({reason}); use another op, "
+        "or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit",
     ),
     _Explanation(  # by a kernel on CPUs
         _INVALID,

@@ -239,9 +239,9 @@ def _check_fields(name: str, record: dict) -> None:
             actual = _shown(record[field]) if field in record else "none"
             raise CheckpointError(f"{name}: expected {field} to be of type {kinds[field].__name__}, found {actual}")
     _check_objects(name, record)
-    for key, form in record["variables"].items():
-        if not isinstance(form, list) or [type(part) for part in form] != [list, str]:
-            raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(form)}")
+    for key, described in record["variables"].items():
+        if not isinstance(described, list) or [type(part) for part in described] != [list, str]:
+            raise CheckpointError(f"{name}: expected shape and dtype of {key}, found {_shown(described)}")
 
 
 def _check_objects(name: str, record: dict) -> None:

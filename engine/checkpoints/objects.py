@@ -115,13 +115,13 @@ class _Checkpoint:
     """A checkpoint's entries and its graph of objects, without values.
 
     Attributes:
-      forms: (shape, dtype) of each entry, by its key.
+      specs: (shape, dtype) of each entry, by its key.
     """
 
     def __init__(self, prefix: str):
         self.reader = tf.train.load_checkpoint(prefix)
         dtypes = self.reader.get_variable_to_dtype_map()
-        self.forms = {key: (shape, dtypes[key]) for key, shape in self.reader.get_variable_to_shape_map().items()}
+        self.specs = {key: (shape, dtypes[key]) for key, shape in self.reader.get_variable_to_shape_map().items()}
         self._nodes = TrackableObjectGraph.FromString(self.reader.get_tensor(KEY)).nodes
 
     def object_at(self, path: Sequence[str]) -> int | None:
@@ -180,6 +180,7 @@ def restore(
         if not entry.key.startswith(matching.may_differ)
         or (entry.difference == _RESHAPED and entry.key in matching.fixed_shape_keys)
     ]
+    # An optimizer's counts alone may fit by chance: a checkpoint of which nothing else fits is another model's.
     if others or all(entry.key.startswith(matching.may_differ) for entry in fitting):
         raise CheckpointError(f"{why_not}: {_message(others)}")
     if differences and not allow_changed:
@@ -188,6 +189,7 @@ def restore(
             f"({_message(differences)}); use the former variables, averages and optimizer, or set allow_changed_config "
             "to restore only what matches"
         )
+    # Of a variable's slots all are read or none: an optimizer that went on with one of two would take wrong steps.
     lacking = [entry.key for entry in differences if entry.difference != _EXTRA]
     new = (*lacking, *(prefix for prefix in matching.together if any(key.startswith(prefix) for key in lacking)))
 
@@ -196,6 +198,7 @@ def restore(
 
     restored = [entry for entry in fitting if not is_new(entry.key)]
     slices.read(prefix, [(entry.variable, averages.get(entry.source, entry.source)) for entry in restored])
+    # A row that no id has got may hold the former values of one that has moved.
     for there in moving:
         for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
             for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
@@ -218,6 +221,7 @@ def _compare(
       The variables here and the entries that only the checkpoint has; and the tables whose ids get other rows here.
     """
     checkpoint, walked, found = _Checkpoint(prefix), [*walk(root)], dict[int, tuple]()
+    # Not by keys: these are shortest paths, and another attribute, of a second reference to a layer, changes them.
     if (start := checkpoint.object_at(at)) is not None:  # by the ids of objects that both have: path, and number there
         found = {id(node): (path, number) for path, node, number in _breadth_first(root, start, checkpoint.child)}
     tables = _tables(checkpoint, walked, found, may_grow)
@@ -250,14 +254,15 @@ def _compare(
             stored = [prefix + key.removeprefix(beginning) for prefix in place.prefixes]
         else:
             place, stored = Moved(()), [checkpoint.variable_key(number) or ""]
-        entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.forms])
+        entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.specs])
         table = None if place.table is None else tables.get(place.table)
         entries.append(_fit(entry, place, table, checkpoint))
+    # What nothing here reads is listed too: a model that has lost a layer would otherwise train on without a word.
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
     placed = tuple(prefix for table in moving for prefix in table.admissions)
-    for key in sorted(checkpoint.forms.keys() - read):
+    for key in sorted(checkpoint.specs.keys() - read):
         if key.startswith(key_prefix(at)) and not key.startswith(placed):
-            text = f"{_readable_key(key)} {_form(*checkpoint.forms[key])}"
+            text = f"{_readable_key(key)} {_shape_and_dtype(*checkpoint.specs[key])}"
             entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
     return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
@@ -268,26 +273,28 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     variable, stored, here = entry.variable, entry.stored, _form_here(entry.variable)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
-    shape, dtype = checkpoint.forms[stored[0]]
+    shape, dtype = checkpoint.specs[stored[0]]
     moves, grows, name = bool(table and table.admissions), bool(table and table.may_grow), entry.text
     if place.positions is not None:
         source: Key = functools.partial(_picked, checkpoint.reader, stored[0], place.positions)
         shape = [len(place.positions)]
     elif len(stored) == place.number and not (grows or moves):
         source = stored[place.shard]
-        shape, dtype = checkpoint.forms[source]
+        shape, dtype = checkpoint.specs[source]
     else:
-        sizes = tuple(checkpoint.forms[part][0][0] for part in stored)
+        sizes = tuple(checkpoint.specs[part][0][0] for part in stored)
         source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if table and moves else None)
         rows = variable.shape[0] if moves else source.size_here
         if grows and rows < variable.shape[0]:
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]
         shape = [rows, *shape[1:]]
+    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
     if per_replica.differs(variable):  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
+    # Only an embedding's table is written in parts that another number of shards can read.
     is_shared = variable_sharding(variable) or per_replica.differs(variable)
-    if here == (there := _form(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
+    if here == (there := _shape_and_dtype(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
     return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
@@ -324,14 +331,15 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         if not key.endswith(end := f"/0/{ending}{ATTRIBUTE}"):
             return ()  # absent, or under another attribute than the table's
         prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.forms, prefixes))
+        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.specs, prefixes))
 
     tables: dict[int, _Table] = {}
     for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
         if not (prefixes := numbered(table.shards[0])):
             continue
-        sizes = [checkpoint.forms[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
+        sizes = [checkpoint.specs[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
         admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
+        # In shards of the same sizes each id keeps its row, and nothing has to move.
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
         place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
@@ -406,6 +414,7 @@ def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None
         seen.add(id(node))
         yield path, node, number
         for name, child in tracked_children(node, is_root=not path):
+            # Else a model that is tracked after its optimizer would get its keys from there.
             is_link = name == UPDATED and isinstance(node, tf.keras.optimizers.Optimizer)
             if (inside := find_child(number, name)) is not None:
                 (links if is_link else queue).append(((*path, name), child, inside))
@@ -443,6 +452,8 @@ def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
     listed = {id(child) for _, child in held}
     found = tracked_variables(owner).items()
     held += [(path.replace(".", "/"), variable) for path, variable in found if id(variable) not in listed]
+    # What TensorFlow reaches by another path keeps that key: two would be two entries of one variable. Most owners have
+    # nothing else, and are done before the walk.
     reached = {id(child): child for child in children}
     if all(id(child) in reached for _, child in held):
         return []
@@ -496,7 +507,7 @@ def whole_shape(node) -> list[int]:
 
 
 def _form_here(node) -> str:
-    return _form(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
+    return _shape_and_dtype(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
 
 
 def _any_rows(shape) -> list[int | None]:
@@ -504,5 +515,5 @@ def _any_rows(shape) -> list[int | None]:
     return [None, *tf.TensorShape(shape).as_list()]
 
 
-def _form(shape, dtype) -> str:
+def _shape_and_dtype(shape, dtype) -> str:
     return f"{tf.TensorShape(shape).as_list()} {tf.as_dtype(dtype).name}"

@@ -198,7 +198,7 @@ class ArraySource(Source):
             return self.gather_from(self._on_host, indices)
 
     def gather_from(self, stored: Any, indices: tf.Tensor) -> Any:
-        """Gathers examples from the arrays as stored on a device (`device_form`) or on the host. In a graph."""
+        """Gathers examples from the arrays as stored on a device (`for_device`) or on the host. In a graph."""
         return tf.nest.map_structure(lambda x, array: gather_rows(x, indices, array), stored, self._arrays)
 
     @functools.cached_property
@@ -291,8 +291,8 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
     return tf.nest.map_structure(per_replica, *copies)
 
 
-def device_form(array, on_gpus: bool):
-    """Converts an array to the form that devices store, for `gather_rows`.
+def for_device(array, on_gpus: bool):
+    """Converts an array to what devices store, for `gather_rows`.
 
     On GPUs int32 becomes float32 with the same bits, since TensorFlow keeps int32 in host memory there.
     """
@@ -301,7 +301,7 @@ def device_form(array, on_gpus: bool):
 
 
 def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
-    """Gathers examples of `array` from its stored form, a tensor or itself, by index. In a graph."""
+    """Gathers examples of `array` from what is stored of it, a tensor or itself, by index. In a graph."""
     if isinstance(stored, Mapped):
         nothing = np.zeros((0, *stored.shape[1:]), stored.dtype)
         get = weak_method(stored.__getitem__, lambda: nothing)

@@ -421,8 +421,8 @@ def fits(shape: Sequence[int], spec: Spec) -> bool:
 def _describe(nest: Any) -> str:
     """Describes a nest's form in a few words, including what is not an array."""
     if isinstance(nest, dict):
-        forms = {name: _describe(value) for name, value in nest.items()}
-        return "a dict of " + ", ".join(f"{k}" if form == _ARRAY else f"{k} ({form})" for k, form in forms.items())
+        kinds = {name: _describe(value) for name, value in nest.items()}
+        return "a dict of " + ", ".join(f"{k}" if kind == _ARRAY else f"{k} ({kind})" for k, kind in kinds.items())
     if isinstance(nest, (tuple, list)):
         components = [_describe(value) for value in nest] if isinstance(nest, tuple) else []
         within = f" ({', '.join(components)})" if {*components} - {_ARRAY} else ""

@@ -231,7 +231,7 @@ class Assignments:
         """Whether a variable is assigned a value computed from its value, other than by adding to it.
 
         Args:
-          *values: of the variable, in the step's graph, that were read before the step.
+          *values: the variable's values in the step's graph that were read before the step.
         """
         return any(
             op.type == "AssignVariableOp" and self._kind(op, scope, handle, values) != FREE

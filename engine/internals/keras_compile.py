@@ -365,14 +365,15 @@ class Losses(CompileLoss):
 
     def _by_output(self, weights) -> Any:
         """Returns the weights of each output, as Keras does. Raises UsageError if some are missing."""
-        form, arrays = self._y_pred_build_structure, [*weights]
-        names = self.output_names or (sorted(form) if isinstance(form, dict) else [*range(len(form or ()))])
-        if tf.keras.tree.is_nested(form) and isinstance(weights, dict) and {*arrays} == {*names}:
-            return weights if isinstance(form, dict) else [weights[name] for name in names]
-        if tf.keras.tree.is_nested(form) and not isinstance(weights, dict) and len(arrays) == len(names):
-            return dict(zip(names, arrays, strict=True)) if isinstance(form, dict) else arrays
+        structure, arrays = self._y_pred_build_structure, [*weights]
+        keys = sorted(structure) if isinstance(structure, dict) else [*range(len(structure or ()))]
+        names = self.output_names or keys
+        if tf.keras.tree.is_nested(structure) and isinstance(weights, dict) and {*arrays} == {*names}:
+            return weights if isinstance(structure, dict) else [weights[name] for name in names]
+        if tf.keras.tree.is_nested(structure) and not isinstance(weights, dict) and len(arrays) == len(names):
+            return dict(zip(names, arrays, strict=True)) if isinstance(structure, dict) else arrays
         passed = ", ".join(map(str, arrays)) if isinstance(weights, dict) else f"{len(arrays)} arrays"
-        outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(form) else "one output"
+        outputs = ", ".join(map(str, names)) if tf.keras.tree.is_nested(structure) else "one output"
         raise UsageError(
             f"sample_weight has {passed}, and the model has {outputs}; give one array for each output, or None, as a "
             "list or dictionary, or one array for all"

@@ -72,8 +72,8 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
             f"{layer_name} has {len(ours)} variables, and its copy has {len(others)}, as after enable_lora"
         )
     for variable, other in zip(ours, others, strict=True):
-        if (form := _form(variable)) != _form(other):
-            raise ValueError(f"{variable.path} is {form}, and in the copy {_form(other)}")
+        if (described := _shape_and_dtype(variable)) != _shape_and_dtype(other):
+            raise ValueError(f"{variable.path} is {described}, and in the copy {_shape_and_dtype(other)}")
         for name in _VARIABLE_ATTRIBUTES:
             setattr(other, name, getattr(variable, name))
     for name, value in _differing(theirs, mine, _keras_attributes()):
@@ -83,7 +83,7 @@ def _complete_layer(theirs: tf.keras.layers.Layer, mine: tf.keras.layers.Layer) 
             raise ValueError(f"{layer_name} has another {name}, which its get_config does not return")
 
 
-def _form(variable: tf.keras.Variable) -> str:
+def _shape_and_dtype(variable: tf.keras.Variable) -> str:
     return f"{variable.dtype}{[*variable.shape]}"
 
 

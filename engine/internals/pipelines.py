@@ -76,7 +76,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     return answers.pop() if len(answers) == 1 else None
 
 
-def batch_form(dataset: tf.data.Dataset) -> tuple[int, int] | None:
+def batch_and_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     """Returns (batch size, number of examples, or below 0) of a dataset that ends with `batch`; None for others."""
     while isinstance(dataset, _SAME_ELEMENTS):
         (dataset,) = dataset._inputs()

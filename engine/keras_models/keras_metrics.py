@@ -52,7 +52,7 @@ class KerasMetric:
         if tf.inside_function():
             raise UsageError(f"KerasMetric of {metric.name} is made within a step; make it once, in __init__ or build")
         self._metric, self._has_one_length = metric, has_one_length
-        self._tried_forms: set[tuple] = set()  # shapes and types
+        self._tried: set[tuple] = set()  # shapes and types
         self._kind = self.kind(lambda value: value)
 
     def kind(self, part: Callable[[Any], Any]) -> type[KerasSums]:
@@ -81,10 +81,10 @@ class KerasMetric:
 
     def update(self, *arguments: tf.Tensor) -> KerasSums:
         """Computes the contribution of an update with these arguments; they may be single numbers. Replica code."""
-        form = tuple((x.dtype, tuple(x.shape[1:]) if x.shape.rank else None) for x in arguments)
-        if form not in self._tried_forms:
-            trials.in_a_thread(lambda: self._try(form))
-            self._tried_forms.add(form)
+        specs = tuple((x.dtype, tuple(x.shape[1:]) if x.shape.rank else None) for x in arguments)
+        if specs not in self._tried:
+            trials.in_a_thread(lambda: self._try(specs))
+            self._tried.add(specs)
         state = tf.concat([tf.reshape(tf.cast(x, tf.float32), [-1]) for x in self._added(*arguments)], 0)
         return self._kind(state, tf.ones_like(state))
 
@@ -123,33 +123,33 @@ class KerasMetric:
             start += size
         return state
 
-    def _try(self, form) -> None:
+    def _try(self, specs) -> None:
         """Raises UsageError unless the metric's state is sums. Creates its variables, if needed."""
         random, name = np.random.default_rng(0), self._metric.name
         try:
             if not self._metric.variables:  # some of Keras's are created by the first batch
-                self._metric.update_state(*_sample_batch(form, 1, random))
+                self._metric.update_state(*_sample_batch(specs, 1, random))
             has_state = bool(self._metric.variables)
-            sums = has_state and all(self._is_additive(form, random) for _ in range(trials.TRIALS))
-            for missing in [*((0, value) for value in trials.MISSING), (len(form) - 1, 0.0)]:
+            sums = has_state and all(self._is_additive(specs, random) for _ in range(trials.TRIALS))
+            for missing in [*((0, value) for value in trials.MISSING), (len(specs) - 1, 0.0)]:
                 with contextlib.suppress(Exception):  # of any class: a metric need not take them
-                    sums = sums and self._is_additive(form, random, missing)
+                    sums = sums and self._is_additive(specs, random, missing)
         except Exception as error:  # the metric's own code may raise anything
             fix = "give it labels and predictions as its update_state takes them"
-            if any(shape == () for _, shape in form):
+            if any(shape == () for _, shape in specs):
                 fix = _WITH_COLUMNS
             raise UsageError(
-                f"Keras metric {name} can't be tried on batches of {_describe(form)}: {reason(error)}; {fix}"
+                f"Keras metric {name} can't be tried on batches of {_describe(specs)}: {reason(error)}; {fix}"
             ) from error
         if not has_state:
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has no variable, so a compiled step can't add to "
                 "its state; replace a Python list by variables from add_weight"
             )
-        has_columns = all(shape != () for _, shape in form)  # without, Keras's own functions return one number too
+        has_columns = all(shape != () for _, shape in specs)  # without, Keras's own functions return one number too
         if not sums and has_columns and isinstance(self._metric, tf.keras.metrics.MeanMetricWrapper):
             examples = max(trials.EXAMPLES)
-            if self._added(*_sample_batch(form, examples, random))[1] == 1:  # its count
+            if self._added(*_sample_batch(specs, examples, random))[1] == 1:  # its count
                 raise UsageError(
                     f"Keras metric {name}: the function returns one number for a batch of {examples}; return one for "
                     "each example, as by keras.ops.mean(values, axis=-1)"
@@ -161,37 +161,37 @@ class KerasMetric:
             )
             if not has_columns:
                 fix = f"{_WITH_COLUMNS}, or {fix}"
-            if self._masked_axes(form):
+            if self._masked_axes(specs):
                 fix = f"give it one row per entry, by tf.reshape(labels, [-1]) and such, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
-                f"examples of {_describe(form)}, so it can't be merged over batches and replicas; {fix}"
+                f"examples of {_describe(specs)}, so it can't be merged over batches and replicas; {fix}"
             )
 
-    def _is_additive(self, form, random, missing: tuple[int, float] | None = None) -> bool:
+    def _is_additive(self, specs, random, missing: tuple[int, float] | None = None) -> bool:
         """Tries two batches.
 
         Args:
           missing: the number of an argument, and the value by which some of its values are replaced.
         """
-        masked, batches = self._masked_axes(form), []
+        masked, batches = self._masked_axes(specs), []
         for examples, length in zip(trials.EXAMPLES, _LENGTHS, strict=True):
-            batch = _sample_batch([(dtype, _sized(shape, masked, length)) for dtype, shape in form], examples, random)
+            batch = _sample_batch([(dtype, _sized(shape, masked, length)) for dtype, shape in specs], examples, random)
             if missing:
                 batch[missing[0]] = trials.with_missing(batch[missing[0]], missing[1], random)
             batches.append(batch)
         first, second = batches
         one, other = self._added(*first), self._added(*second)
         wholes = [self._updated(one, *second)]
-        if all(shape is not None for _, shape in form):  # batches of single numbers can't be joined
+        if all(shape is not None for _, shape in specs):  # batches of single numbers can't be joined
             wholes.append(self._added(*_joined(first, second, masked)))
         return all(trials.is_close(a, b + c) for whole in wholes for a, b, c in zip(whole, one, other, strict=True))
 
-    def _masked_axes(self, form) -> set[int]:
+    def _masked_axes(self, specs) -> set[int]:
         """Returns the axes of unknown size for which there are weights, after that of examples."""
-        if self._has_one_length or len(form) < 3 or form[2][1] is None:
+        if self._has_one_length or len(specs) < 3 or specs[2][1] is None:
             return set()
-        return {axis for axis, size in enumerate(form[2][1] or ()) if size is None}
+        return {axis for axis, size in enumerate(specs[2][1] or ()) if size is None}
 
 
 def _sized(shape: tuple | None, masked: set[int], length: int) -> Sequence | None:
@@ -208,11 +208,11 @@ def _joined(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor], masked: set
     return both
 
 
-def _sample_batch(form, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
-    samples = [trials.sample(dtype, shape or (), examples, random, not i) for i, (dtype, shape) in enumerate(form)]
-    return [x if shape is not None else x[0] for x, (_, shape) in zip(samples, form, strict=True)]
+def _sample_batch(specs, examples: int, random: np.random.Generator) -> list[tf.Tensor]:
+    samples = [trials.sample(dtype, shape or (), examples, random, not i) for i, (dtype, shape) in enumerate(specs)]
+    return [x if shape is not None else x[0] for x, (_, shape) in zip(samples, specs, strict=True)]
 
 
-def _describe(form) -> str:
-    shapes = [(dtype, "" if shape is None else f" {[None, *shape]}") for dtype, shape in form]
+def _describe(specs) -> str:
+    shapes = [(dtype, "" if shape is None else f" {[None, *shape]}") for dtype, shape in specs]
     return " and ".join(f"{dtype.name}{shape}" for dtype, shape in shapes)

@@ -24,7 +24,7 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs: Any, **arguments: Any) -> 
 
     Args:
       layer: the block, built. Its layers must not add losses; weight regularizers are allowed.
-      *inputs: of the call, nests of tensors.
+      *inputs: arguments of the call, nests of tensors.
       **arguments: further arguments of the call, without gradients.
 
     Raises:

@@ -224,7 +224,7 @@ def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
       UsageError: a forward pass computes with text, or a loss broadcasts examples [n, 1] with examples [n].
     """
     for loss in (loss for context in contexts for loss in context.losses):
-        graph = _graph_of(loss)
+        graph = _traced_graph(loss)
         text = text_fields((fields(loss.batch).features,))
         if text and graph is not None and casts_text(graph):
             raise UsageError(
@@ -234,7 +234,7 @@ def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
         _check_pairs(loss, graph)
 
 
-def _graph_of(loss: TracedLoss) -> tf.Graph | None:
+def _traced_graph(loss: TracedLoss) -> tf.Graph | None:
     graphs_of_results = (getattr(x, "graph", None) for x in tf.nest.flatten(loss.result, expand_composites=True))
     return next(filter(None, graphs_of_results), None)
 

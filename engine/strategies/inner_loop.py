@@ -40,7 +40,7 @@ from .pace import Pace
 from .program import Program
 from .syncs import Syncs
 
-_FORMS = 8  # of a step, whose programs are kept
+_VARIANTS = 8  # of a step, whose programs are kept
 # A loop of small steps is unrolled by this factor: TensorFlow's executor completes an iteration before it starts the
 # next; within one, a step's first operations overlap the updates of the step before. Steps with more operations than
 # this, or with convolutions, gain nothing and take long to trace: dlrm in two micro-batches has 681, resnet20 1,384
@@ -102,19 +102,19 @@ class _Call(NamedTuple):
 
 
 class Programs(dict[tuple, Any]):
-    """Compiled programs, by the values on which a traced step depends (`Inventory.step_form`), and by further ones.
+    """Compiled programs, by the values on which a traced step depends (`Inventory.step_variant`), and by further ones.
 
-    Those of the newest forms of the step are kept: a callback may set another momentum before each step.
+    Those of the newest variants of the step are kept: a callback may set another momentum before each step.
     """
 
     def add(self, key: tuple, program: Any) -> None:
-        """Adds a program, and frees those of the oldest form of too many."""
+        """Adds a program, and frees those of the oldest variant of too many."""
         self[key] = program
-        if len(forms := [*dict.fromkeys(form for form, *_ in self)]) <= _FORMS:
+        if len(variants := [*dict.fromkeys(variant for variant, *_ in self)]) <= _VARIANTS:
             return
-        for old in [old for old in self if old[0] == forms[0]]:
+        for old in [old for old in self if old[0] == variants[0]]:
             del self[old]
-        both = (itertools.chain.from_iterable(form[2:]) for form in forms[-2:])  # the optimizers' settings
+        both = (itertools.chain.from_iterable(variant[2:]) for variant in variants[-2:])  # the optimizers' settings
         changed = dict.fromkeys(name for (name, value), (_, other) in zip(*both, strict=True) if value != other)
         logging.warning_once(
             "%s changes again and again, and the step is compiled for each value, which takes as long as before the "
@@ -160,7 +160,7 @@ class InnerLoop(Program):
       run_eagerly: execute steps op by op, once one has been traced.
 
     Attributes:
-      programs: the compiled loops, by the values on which a traced step depends (`Inventory.step_form`), the form of
+      programs: the compiled loops, by the values on which a traced step depends (`Inventory.step_variant`), the form of
         their operands, and the writer of layers' own summaries.
     """
 
@@ -261,25 +261,25 @@ class InnerLoop(Program):
         return LoopResult(LoopSums(self.metric_specs, sums), steps, input_seconds, rows=rows)
 
     def _compiled_loop(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
-        """Returns the compiled loop for operands of this form: this lookup is most of a `tf.function` call's time."""
+        """Returns the compiled loop for operands of these specs: this lookup is most of a `tf.function` call's time."""
         replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         # A trace keeps the writer that was the default as it was traced, so another writer needs another trace.
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
-        if (form := (self._form(), shapes, replicates_batch, writer)) not in self.programs:
+        if (variant := (self._variant(), shapes, replicates_batch, writer)) not in self.programs:
             trace = StepTrace(replicates_batch)
             loop = functools.partial(self._loop, trace)
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
                 program = compiled.get_concrete_function(operands, *arguments[1:])
-            self.programs.add(form, functools.partial(self._execute, trace) if self._is_eager else program)
+            self.programs.add(variant, functools.partial(self._execute, trace) if self._is_eager else program)
             self._trace = trace
-        return self.programs[form]
+        return self.programs[variant]
 
-    def _form(self) -> Hashable:
-        """The values, other than its arguments, on which a traced step depends; each form has its own program."""
-        return self.state.trainer.inventory.step_form() if self.state else ()
+    def _variant(self) -> Hashable:
+        """The values, other than its arguments, on which a traced step depends; each variant has its own program."""
+        return self.state.trainer.inventory.step_variant() if self.state else ()
 
     def _loop(self, trace: StepTrace, operands: Any, numbers: tf.Tensor) -> tuple:
         """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.

@@ -266,11 +266,11 @@ def _infer_features(path: str, samples: list[bytes]) -> tuple[dict[str, RecordFe
     by_name, rare = {}, {}
     for name in sorted({name for record in parsed for name in record}):
         stored = [record[name] for record in parsed if name in record and len(record[name].values)]
-        forms = collections.Counter((feature.kind, len(feature.values)) for feature in stored)
-        if 2 * forms.total() < len(samples):
-            rare[name] = f"{forms.total()} of {len(samples)}"
-        if forms:
-            kind, count = forms.most_common(1)[0][0]
+        kinds = collections.Counter((feature.kind, len(feature.values)) for feature in stored)
+        if 2 * kinds.total() < len(samples):
+            rare[name] = f"{kinds.total()} of {len(samples)}"
+        if kinds:
+            kind, count = kinds.most_common(1)[0][0]
             values = [value for feature in stored if feature.kind == kind for value in feature.values]
             by_name[name] = _infer_feature(name, kind, count, values)
     if len(rare) == len({*by_name, *rare}):

@@ -23,8 +23,8 @@ _CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
 # A number as people write it: with a decimal comma, thousands separators, a percent sign or a currency.
 _FORMATTED = rf"^\s*{_CURRENCY}?\s*[+-]?{_CURRENCY}?\s*({_COMMA}|{_THOUSANDS}|[0-9]*\.?[0-9]+)\s*(%|{_CURRENCY})?\s*$"
 _DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?\s*$"
-_SHARE = 9  # values of a form, per other value, that make a column of that form
-_SETTLED = 10_000  # values after which a column without a form is text
+_SHARE = 9  # values of a format, per other value, that make a column of that format
+_SETTLED = 10_000  # values after which a column without a format is text
 # The kinds that a column may have, after values of a kind.
 _NEXT = {
     None: ("int", _BEYOND, "float", "date", "time", "zoned"),
@@ -39,12 +39,12 @@ _WORDS = {"int": "an integer", "float": "a number", "float32": "a number", "date
 _WORDS |= {"time": "a date and time (2024-02-29 12:30:00)", "zoned": "a time with its zone (2024-02-29T12:30:00Z)"}
 
 
-class Form(NamedTuple):
-    """A form of a column's values.
+class Format(NamedTuple):
+    """A format of a column's values.
 
     Attributes:
-      kinds: kinds of columns whose values have this form.
-      pattern: regular expression that fields of this form match.
+      kinds: kinds of columns whose values have this format.
+      pattern: regular expression that fields of this format match.
       alike: regular expression of similar fields, which can't be read.
       expects: description of a valid field, for people.
     """
@@ -55,14 +55,14 @@ class Form(NamedTuple):
     expects: str
 
 
-_FORMS = {
-    "numbers": Form(
+_FORMATS = {
+    "numbers": Format(
         ("int", _BEYOND, "float"),
         NUMBER,
         _FORMATTED,
         "a number (1234.5, without decimal comma, thousands separators, % or currency)",
     ),
-    "dates": Form(("date", "time", "zoned"), _DATE, "", "a date (2024-02-29 or 2024-02-29 12:30:00)"),
+    "dates": Format(("date", "time", "zoned"), _DATE, "", "a date (2024-02-29 or 2024-02-29 12:30:00)"),
 }
 
 
@@ -155,7 +155,7 @@ class InferredType(NamedTuple):
 
     Attributes:
       why: the reason why fields that look like another kind are text.
-      odd: if most fields have another form: (index, text) of the first that does not, and the expectation.
+      odd: if most fields have another format: (index, text) of the first that does not, and the expectation.
     """
 
     kind: str
@@ -178,8 +178,8 @@ class Finder:
         self._why = AS_TEXT if kind else ""
         self._is_decided = kind is not None
         self._seen = self._present = 0  # fields; fields with a value
-        self._counts = dict.fromkeys(_FORMS, 0)
-        self._odd: dict[str, tuple[int, str]] = {}  # the first field without a form
+        self._counts = dict.fromkeys(_FORMATS, 0)
+        self._odd: dict[str, tuple[int, str]] = {}  # the first field without a format
         self._marker = ""
 
     def add(self, fields) -> None:
@@ -197,47 +197,49 @@ class Finder:
             return
         kind = next((kind for kind in _NEXT.get(self._kind, ()) if self._fits(kind, present)), "text")
         if (
-            kind in ("text", *_FORMS["numbers"].kinds)
+            kind in ("text", *_FORMATS["numbers"].kinds)
             and pc.any(pc.match_substring_regex(present, _LEADING_ZERO)).as_py()
         ):
             kind, self._why, self._is_decided = "text", "leading zeros", True
         self._kind = kind
         self._present += len(present)
-        for name, form in _FORMS.items():
+        for name, format in _FORMATS.items():
             if kind == "text":
                 self._count(name, fields, is_gone, first)
-            elif kind in form.kinds:
+            elif kind in format.kinds:
                 self._counts[name] += len(present)
             else:
                 at = pc.index(is_gone, self._pa.scalar(False)).as_py()
                 self._odd.setdefault(name, (first + at, fields[at].as_py()))
-        self._is_decided |= self._present > _SETTLED and kind == "text" and not self._form()
+        self._is_decided |= self._present > _SETTLED and kind == "text" and not self._format()
 
     def end(self) -> InferredType:
         if self._kind == _BEYOND:
             return InferredType("text", "integers beyond int64", None)
         if self._kind not in (None, "text"):
             return InferredType(self._kind, "", None)
-        form = "" if self._is_decided else self._form()
+        format = "" if self._is_decided else self._format()
         marker = f"{self._marker.strip()!r} is a word like others" if self._marker and self._kind else ""
-        if form and form not in self._odd:
-            return InferredType("text", f"not {form} of one kind", None)
-        return InferredType("text", self._why or marker, (*self._odd[form], _FORMS[form].expects) if form else None)
+        if format and format not in self._odd:
+            return InferredType("text", f"not {format} of one kind", None)
+        return InferredType(
+            "text", self._why or marker, (*self._odd[format], _FORMATS[format].expects) if format else None
+        )
 
-    def _form(self) -> str:
-        """Returns the form of most fields; "" for text."""
+    def _format(self) -> str:
+        """Returns the format of most fields; "" for text."""
         most = (name for name, count in self._counts.items() if count and count >= _SHARE * (self._present - count))
         return next(most, "")
 
     def _count(self, name: str, fields, is_gone, first: int) -> None:
-        """Counts fields of a form, and keeps the first that has another."""
+        """Counts fields of a format, and keeps the first that has another."""
         import pyarrow.compute as pc
 
-        form = _FORMS[name]
-        is_plain = pc.or_(is_gone, pc.match_substring_regex(fields, form.pattern))
+        format = _FORMATS[name]
+        is_plain = pc.or_(is_gone, pc.match_substring_regex(fields, format.pattern))
         self._counts[name] += pc.sum(is_plain).as_py() - pc.sum(is_gone).as_py()
-        if form.alike:
-            is_odd = pc.and_not(pc.match_substring_regex(fields, form.alike), is_plain)
+        if format.alike:
+            is_odd = pc.and_not(pc.match_substring_regex(fields, format.alike), is_plain)
             self._counts[name] += pc.sum(is_odd).as_py()
         if name not in self._odd and (at := pc.index(is_plain, self._pa.scalar(False)).as_py()) >= 0:
             self._odd[name] = first + at, fields[at].as_py()

@@ -108,12 +108,12 @@ class _Figures(string.Formatter):
             return number(value / {"M": 1e6, "Ki": 1024}[spec])
         return number(value) if spec == "n" else super().format_field(value, spec)
 
-    def row(self, form: str, values: Mapping[str, Any]) -> str | None:
+    def row(self, template: str, values: Mapping[str, Any]) -> str | None:
         """Returns the text, or None if its first figure is missing or empty."""
         try:
-            first = next(name for _, name, _, _ in self.parse(form) if name)
+            first = next(name for _, name, _, _ in self.parse(template) if name)
             value = self.get_field(first, (), values)[0]
-            return None if value in (None, "", [], {}) else self.vformat(form, (), values)
+            return None if value in (None, "", [], {}) else self.vformat(template, (), values)
         except (KeyError, TypeError):  # a part of the result that is missing, or null
             return None
 
@@ -131,13 +131,13 @@ def number(value: Any) -> str:
 
 def sections(result: Mapping[str, Any]) -> Iterator[Section]:
     """Yields the sections of a result (of --result_json) in reading order."""
-    form, lists = _Figures(), _lists(result)
+    formatter, lists = _Figures(), _lists(result)
     for title, formats in _SECTIONS.items():
         if title in lists:
-            rows = [tuple(form.row(cell, entry) or _NONE for cell in formats.values()) for entry in lists[title]]
+            rows = [tuple(formatter.row(cell, entry) or _NONE for cell in formats.values()) for entry in lists[title]]
             columns, figures = tuple(formats), tuple(":" in cell for cell in formats.values())
         else:
-            rows = [(name, text) for name, cell in formats.items() if (text := form.row(cell, result)) is not None]
+            rows = [(name, text) for name, cell in formats.items() if (text := formatter.row(cell, result)) is not None]
             columns, figures = (), (False, False)
         if rows:
             yield Section(title, columns, figures, rows)

@@ -15,16 +15,16 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...engine.machine import events
 from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
 from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
 from . import rendezvous, resources
 from .children import Child, Children, wait
 from .output import Output, TaskOutput
 from .reaper import EXIT_STOPPED
+from .restart_loop import Attempt, RestartLoop
 from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
 from .task_memory import TaskMemory
 from .template import Template
@@ -67,7 +67,7 @@ class Task(NamedTuple):
     output: TaskOutput
 
 
-class Supervisor:
+class Supervisor(RestartLoop):
     """Runs a job: starts all tasks, and again as its rule decides.
 
     Args:
@@ -99,13 +99,11 @@ class Supervisor:
         self._specs = specs
         self._command = command
         self._arguments = arguments
-        self._rule = rule
+        super().__init__(rule, Children(stopped_seconds), TaskMemory(len(specs)), events)
         self._environment = environment
         self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._output = Output(self._selector, log_dir, coloured)
-        self._children = Children(stopped_seconds)
-        self._memory = TaskMemory(len(specs))
         self._forks = forks
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by the tasks' own variables
         self._tasks: list[Task] = []
@@ -114,12 +112,6 @@ class Supervisor:
         self._plan: list[tuple[float, signal.Signals]] = []  # when the remaining tasks get which signal
         self._signalled: set[str] = set()  # names of the tasks that got SIGTERM by the plan
         self._ended_early: tuple[float, TaskExit] | None = None  # a task with code 0; when to ask who waits
-        self._decision: Decision | None = None  # before all tasks have ended
-        self._stop_signal: signal.Signals | None = None  # the signal that requests the supervisor's end
-        self._stopped_at = 0.0
-        self._events = events
-        self._step = self._newest_step()  # when the last failure came
-        self._first_ended_at = 0.0  # Unix time of the first end of a task before a restart of all
 
     def print(self, line: str) -> None:
         self._output.print(line)
@@ -133,7 +125,9 @@ class Supervisor:
         # Children end with this process even if it is killed: the context is entered before the first of them starts.
         with self._children, self._signals():
             try:
-                code = self._run()
+                if self._forks:
+                    self._start_templates()
+                code = self._make_attempts()
             finally:
                 self._collect(self._tasks)
                 self._children.sweep()
@@ -144,31 +138,19 @@ class Supervisor:
                 code = fail(EXIT_FAILED, f"a part of the output is lost: {lost.strerror}")
             return code
 
-    def _run(self) -> int:
-        if self._forks:
-            self._start_templates()
-        while not self._stop_signal:
-            self._start_all()
-            endings = self._watch()
-            if self._stop_signal:
-                return self._exit_code_when_stopped(endings, self._stop_signal)
-            step, before = self._newest_step(), self._step
-            self._step = max(step, before)
-            # Whether the run has got further decides about a restart: a failure that repeats at the same step would
-            # repeat for ever.
-            decision = self._decision or self._rule.decide(endings, step > before)
-            if decision.exit_code is not None:
-                if decision.cause:
-                    self._explain(decision.message, decision.cause)
-                elif decision.message:
-                    self._output.print(decision.message)
-                return decision.exit_code
+    def _attempt(self) -> Attempt:
+        self._start_all()
+        endings, ended_at = self._watch()
+        code = self._exit_code_when_stopped(self._stop_signal, endings) if self._stop_signal else None
+        return Attempt(endings, code, ended_at)
+
+    def _exit_code(self, decision: Decision, endings: list[TaskExit]) -> int:
+        if decision.cause:
+            self._explain(decision.message, decision.cause)
+        elif decision.message:
             self._output.print(decision.message)
-            self._record(decision.cause, self._first_ended_at)
-            self._children.sweep()  # processes that tasks have left behind, in their own sessions
-            # A host that is out of memory, or a port that is taken, needs some seconds.
-            self._pause(decision.pause_seconds)
-        return self._exit_code_when_stopped([], self._stop_signal)
+        assert decision.exit_code is not None  # else another attempt follows
+        return decision.exit_code
 
     def _start_templates(self) -> None:
         """Starts a process for each environment of tasks to fork them from; waits until all have imported TensorFlow.
@@ -248,21 +230,22 @@ class Supervisor:
         gpus = f", GPU {spec.gpus}" if spec.gpus not in (None, "none") else ""
         self._output.print(f"{spec.name} is process {child.pid} at {self._address(spec.name)}{cores}{gpus}")
 
-    def _watch(self) -> list[TaskExit]:
-        """Waits until all tasks have ended; returns how they did, in the order of their ends."""
+    def _watch(self) -> tuple[list[TaskExit], float]:
+        """Waits until all tasks have ended; returns how they did, in this order, and the Unix time of the first end."""
         endings: list[TaskExit] = []
+        ended_at = 0.0
         while self._tasks or self._restarts:
             self._handle_events(self._seconds_to_next())
             for ending in self._reap():
                 if not ending.code and ending.task != "evaluator":
                     self._ended_early = (time.monotonic(), ending)
                 if not self._plan_restart(ending):
-                    self._first_ended_at = self._first_ended_at if endings else time.time()
+                    ended_at = ended_at or time.time()
                     endings.append(ending)
                     self._end_others(ending)
             self._check_waiting()
             self._act_on_plans()
-        return endings
+        return endings, ended_at
 
     def _reap(self) -> list[TaskExit]:
         dead = [task for task in self._tasks if task.child.code is not None]
@@ -286,17 +269,8 @@ class Supervisor:
         index = next(index for index, spec in enumerate(self._specs) if spec.name == ending.task)
         self._restarts.append((time.monotonic() + decision.pause_seconds, index))
         self._output.print(decision.message)
-        self._record(ending, time.time())
+        self._record_restart(ending, time.time())
         return True
-
-    def _record(self, ending: TaskExit | None, at: float) -> None:
-        """Records a restart, and why; a run that has no record yet has lost nothing."""
-        if ending is not None:
-            events.record_restart(self._events, at, str(ending), ending.task, ending.code)
-
-    def _newest_step(self) -> int:
-        """Finds the newest step in the run's record and the tasks' memory."""
-        return max(events.newest_step(self._events), self._memory.newest_step())
 
     def _end_others(self, ending: TaskExit) -> None:
         if self._stop_signal:
@@ -404,7 +378,7 @@ class Supervisor:
             # Tasks end by themselves once they have saved; whatever is left after the grace time is killed.
             self._plan, self._restarts = [(time.monotonic() + self._grace_seconds, signal.SIGKILL)], []
 
-    def _exit_code_when_stopped(self, endings: list[TaskExit], stop_signal: signal.Signals) -> int:
+    def _exit_code_when_stopped(self, stop_signal: signal.Signals, endings: Sequence[TaskExit] = ()) -> int:
         for ending in endings:
             if ending.code and not ending.ended_on_request:
                 self._explain(f"{ending}, while it was to save and end", ending)

@@ -112,8 +112,8 @@ def usage(field: dataclasses.Field) -> str:
     kind = field.metadata["info"].kind
     if isinstance(kind, Boolean):
         return f"[no]{field.name}"
-    form = "..." if " " in kind.expected else kind.expected
-    return f"{field.name}={'|'.join(kind.choices) or form}"
+    placeholder = "..." if " " in kind.expected else kind.expected
+    return f"{field.name}={'|'.join(kind.choices) or placeholder}"
 
 
 def described(usage: str, text: str) -> str:

@@ -316,7 +316,7 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             saved = ", saved in its run_dir," if saves else ""
-            line = f"{name}: the run ends{saved} once the call or compilation in progress is done"
+            line = f"{name}: the run ends{saved} once the call, compilation or callback is done"
             print_line(f"{line}{_SECOND_ENDS * ends_process}")
             # In another thread: a second signal ends the process meanwhile.
             saving = threading.Thread(target=save, name="saving")

@@ -145,7 +145,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         owns_process=config.owns_process,
         gpus=config.gpu_numbers,
         run_eagerly=config.run_eagerly,
-        # TensorFlow has no deterministic form of the op that checks numbers on GPUs.
+        # TensorFlow has no deterministic kernel of the op that checks numbers on GPUs.
         deterministic=not config.check_numerics
         and os.environ.get("TF_DETERMINISTIC_OPS", "").lower() not in ("0", "false"),
     )

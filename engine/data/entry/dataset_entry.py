@@ -36,7 +36,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     if dataset.cardinality() == 0:
         raise UsageError(_EMPTY.format(name))
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
-    given_batches = pipelines.batch_form(dataset) if is_batched else None
+    given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
     may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ...internals.tensorflow import runtime
 from ...mesh.layout import Mesh
-from ..arrays import device_form, is_on_gpus, on_each_device
+from ..arrays import for_device, is_on_gpus, on_each_device
 from ..order import Order, replica_range
 from ..streamed import untuned
 
@@ -92,7 +92,7 @@ class Devices:
 
     def put_arrays(self, arrays):
         """Copies arrays to each device, for `ArraySource.gather_from`."""
-        return self.copy(tf.nest.map_structure(lambda array: device_form(array, self.on_gpus), arrays))
+        return self.copy(tf.nest.map_structure(lambda array: for_device(array, self.on_gpus), arrays))
 
     def indices(self, order: Order) -> Indices:
         """Returns the feed of the indices by which steps gather the stored examples."""

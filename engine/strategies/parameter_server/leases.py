@@ -200,13 +200,13 @@ class LeaseLoop(InnerLoop):
     def function(self) -> tf.function:
         """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""
         specs = self.feed.lease_specs
-        if (form := (self._form(), repr(specs))) not in self._functions:
+        if (variant := (self._variant(), repr(specs))) not in self._functions:
             # Leases include examples of any number of steps; one graph is enough for all.
             signature = (specs, tf.TensorSpec([len(Lease._fields)], tf.int64))
             self._trace = StepTrace()
             loop = functools.partial(self._loop, self._trace)
-            self._functions.add(form, tf.function(loop, autograph=False, input_signature=signature))
-        return self._functions[form]
+            self._functions.add(variant, tf.function(loop, autograph=False, input_signature=signature))
+        return self._functions[variant]
 
     def trace(self) -> Sequence[RowSpec]:
         self.one_step(0)

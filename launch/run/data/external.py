@@ -101,7 +101,7 @@ def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
     def fits(x, y) -> bool:
         return tf.as_dtype(x.dtype) == tf.as_dtype(y.dtype) and tf.TensorShape(x.shape).is_compatible_with(y.shape)
 
-    def forms(specs) -> list:
+    def structures(specs) -> list:
         return [(tf.as_dtype(x.dtype), len(x.shape)) for x in tf.nest.flatten(specs)]
 
     def has_lengths(specs) -> bool:
@@ -125,6 +125,6 @@ def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:
             line += "; the run takes no lengths: give arrays, or batches that are padded as its own data's"
         elif isinstance(spec, tuple) and not isinstance(wanted, (tuple, dict)):
             line += "; a list or tuple is several inputs: give one array, as np.array(list) makes of numbers or text"
-        elif forms(wanted) == forms(spec):
+        elif structures(wanted) == structures(spec):
             line += f"; {if_resized}"
         raise UsageError(line)

@@ -159,16 +159,16 @@ class SavedRun:
 
 
 class _Once:
-    """Builds a trainer once for checkpoints of one form: building takes longer than a run may keep a checkpoint."""
+    """Builds a trainer once per configuration: building takes longer than a run may keep a checkpoint."""
 
     def __init__(self, build: Callable[[Manifest], Trainer]):
         self._build = build
-        self._form: tuple | None = None
+        self._key: tuple | None = None
 
     def __call__(self, manifest: Manifest) -> Trainer:
-        form = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
-        if form != self._form:
-            self._trainer, self._form = self._build(manifest), form
+        key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
+        if key != self._key:
+            self._trainer, self._key = self._build(manifest), key
         return self._trainer
 
 

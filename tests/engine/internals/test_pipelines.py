@@ -59,7 +59,7 @@ def test_the_form_of_batches_is_that_of_the_operation_that_made_them():
         (SLICES(X).batch(8).take(2), None),
         (SLICES(X).batch(8).rebatch(5), None),
     ):
-        assert pipelines.batch_form(made) == form
+        assert pipelines.batch_and_examples(made) == form
 
 
 def test_the_variables_that_functions_read_are_found():

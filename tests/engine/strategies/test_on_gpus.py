@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from crankshaft.engine.data.arrays import ArraySource, device_form, gather_rows
+from crankshaft.engine.data.arrays import ArraySource, for_device, gather_rows
 from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.meter import Meter, Segment, Totals
@@ -127,7 +127,7 @@ def test_int32_travels_as_float32_of_the_same_bits(shape):
     rng = np.random.default_rng(0)
     array = rng.integers(-(2**31), 2**31, shape).astype(np.int32)
     array.flat[:4] = 0x7F800001, -1, -(2**31), 0
-    kept = device_form(array, on_gpus=True)
+    kept = for_device(array, on_gpus=True)
     assert kept.dtype == np.float32
     indices = tf.constant([5, 0, 0, 3], tf.int64)
     np.testing.assert_array_equal(gather_rows(tf.constant(kept), indices, array), array[[5, 0, 0, 3]])
@@ -135,7 +135,7 @@ def test_int32_travels_as_float32_of_the_same_bits(shape):
 
 def test_what_is_no_int32_stays_as_it_is():
     for dtype in (np.int64, np.float32, np.uint8):
-        assert device_form(np.zeros((2, 3), dtype), on_gpus=True).dtype == dtype
+        assert for_device(np.zeros((2, 3), dtype), on_gpus=True).dtype == dtype
 
 
 def test_a_gpu_is_sent_larger_blocks_than_a_cpu_s_cache_holds():

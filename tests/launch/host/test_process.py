@@ -340,7 +340,7 @@ def test_a_signal_within_a_compiled_call_is_answered_and_a_second_ends_the_proce
             stuck.stdout.readline()
             for _ in range(2):
                 stuck.send_signal(signal.SIGTERM)
-            answer = "SIGTERM: the run ends, saved in its run_dir, once the call or compilation in progress is done"
+            answer = "SIGTERM: the run ends, saved in its run_dir, once the call, compilation or callback is done"
             at_once = "; a second signal ends the process at once" if ends_process else ""
             assert stuck.stderr.readline() == f"{answer}{at_once}\n"
             assert stuck.poll() is None
