@@ -21,7 +21,7 @@ from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.machine import allocator, cpus
+from ...engine.machine import allocator, cpus, events
 from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
@@ -326,22 +326,30 @@ class LockedRunDir:
         """Makes a file that names this process, unless another's is there that may be alive."""
         logging.warning(
             "run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
-            "if this process is killed and the next one runs on another host",
+            "if this process is killed and the next one runs on another host or after a reboot",
             *(self._run_dir, _OWNER),
         )
+        # Its third word begins with the boot of the host, which may have this one's name (filelock's start token).
+        words, boot = self._owner_words(), int(events.pid_space().partition(" ")[0].replace("-", "") or "0", 16)
+        is_elsewhere = len(words) == 3 and words[2].isdecimal() and int(words[2]) >> 64 not in (0, boot)
         try:
+            if is_elsewhere:
+                raise Timeout(self._owner.lock_file)
             self._owner.acquire()
         except Timeout:
-            words: list[str] = []
-            with contextlib.suppress(OSError, ValueError):
-                words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
-            pid, host = [*words, "unknown", "unknown"][:2]
+            pid, host = [*self._owner_words(), "unknown", "unknown"][:2]
             raise RunDirInUse(
                 f"run_dir={self._run_dir} is in use by process {pid} on host {host}, as its file {_OWNER} says; wait "
                 f"for it or end it, remove {_OWNER} if it has ended, or use another run_dir"
             ) from None
         except OSError as error:
             raise _lock_error(self._run_dir, error, _OWNER) from None
+
+    def _owner_words(self) -> list[str]:
+        """Reads the file that names the process which holds the lock: its ID, its host, and when it began."""
+        with contextlib.suppress(OSError, ValueError):
+            return Path(self._owner.lock_file).read_text(encoding="utf-8").split()
+        return []
 
     @property
     def is_in_place(self) -> bool:
@@ -392,14 +400,14 @@ def _try_flock(lock: int, run_dir: str) -> bool:
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()} {socket.gethostname()}".encode())
+        os.write(lock, f"{os.getpid()} {socket.gethostname()} {events.pid_space()}".encode())
     return True
 
 
 def _holder(lock: int) -> str:
     """Describes who holds a lock that another has, and what to do: the process that took it last, if that is there."""
-    pid, host = [*os.read(lock, 512).decode(errors="replace").split(), "", ""][:2]
-    is_here = host in ("", socket.gethostname())
+    pid, host, space = [*os.read(lock, 512).decode(errors="replace").split(maxsplit=2), "", "", ""][:3]
+    is_here = host in ("", socket.gethostname()) and space in ("", events.pid_space())  # hosts may have one name
     if is_here and pid == str(os.getpid()):
         return f"by process {pid}, which is this one; close its run"
     if pid and not is_here:

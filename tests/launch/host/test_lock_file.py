@@ -89,3 +89,14 @@ def test_what_another_host_may_hold_is_left_to_the_user(tmp_path, without_flock,
     (tmp_path / OWNER).write_text(text)
     take_in_vain(tmp_path, monkeypatch, f"remove {OWNER} if it has ended", seconds)
     assert (tmp_path / OWNER).read_text() == text
+
+
+def test_another_host_of_this_name_may_hold_it(tmp_path, without_flock, monkeypatch):
+    with process.lock(str(tmp_path)):
+        _, host, began = (tmp_path / OWNER).read_text().split()
+    elsewhere, here = (f"{2**31 - 1}\n{host}\n{int(began) ^ other << 64}\n" for other in (1, 0))
+    (tmp_path / OWNER).write_text(elsewhere)
+    take_in_vain(tmp_path, monkeypatch, f"remove {OWNER} if it has ended")
+    (tmp_path / OWNER).write_text(here)
+    with process.lock(str(tmp_path)):
+        pass

@@ -15,6 +15,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine.events import pid_space
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
@@ -116,7 +117,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         pass
     held.__exit__(None, None, None)
     with process.lock(str(tmp_path)):
-        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}"
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()} {pid_space()}"
 
 
 def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
@@ -137,6 +138,10 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
             (f"{os.getppid()}", f"in use by process {os.getppid()}; wait for it"),  # as older versions wrote it
             (f"{os.getpid()} elsewhere", f"in use by process {os.getpid()} on host elsewhere; wait for it"),
             (f"{os.getpid()} {socket.gethostname()}", f"in use by process {os.getpid()}, which is this one; close"),
+            (
+                f"{os.getpid()} {socket.gethostname()} another pid:[1]",
+                f"in use by process {os.getpid()} on host {socket.gethostname()}",
+            ),
             ("9" * 30, "in use by another program: it holds the lock on the file .lock, and process 999"),
         ):
             (tmp_path / ".lock").write_text(owner)
