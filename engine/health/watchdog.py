@@ -128,12 +128,14 @@ class Watchdog:
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def beat(self, step: int, factor: float = 1.0) -> None:
-        """Records that the main thread begins, or has ended, a call from `step` on. Almost free.
+    def beat(self, step: int | None, factor: float = 1.0) -> None:
+        """Records that the main thread begins, or has ended, a call from `step` on; None: one of an evaluation.
+
+        Almost free.
 
         The next beat may take `factor` times the timeout: `FIRST_CALL_FACTOR` if something is compiled.
         """
-        self._mark = (self._mark[0] + 1, step, factor)
+        self._mark = (self._mark[0] + 1, self._mark[1] if step is None else step, factor)
 
     @property
     def heard(self) -> Mapping[int, Heard]:
