@@ -181,7 +181,9 @@ class _Agent:
 
         After a notice of preemption, tells the other agents that this worker leaves.
         """
-        writes = self._config.writes_run or (self._members and self._members.is_left)
+        # Without those that are to continue by --min_workers, any agent that has lost others may hold the newest state.
+        is_last = self._members.is_left if self._members else code == EXIT_FAILED
+        writes = self._config.writes_run or is_last
         if writes and (step := self._memory.unsaved_step()) is not None:
             child = self._children.fork(self._memory.write)
             lost = child.wait()

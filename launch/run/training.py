@@ -53,7 +53,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
         slots = task_memory.inherited({} if config.remote else os.environ)
-        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange)
+        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange, run.inputs.lock_holds)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 
     def write_snapshot() -> str | None:
@@ -83,7 +83,9 @@ def close(run: BaseRun, error: BaseException | None) -> None:
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         has_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
         holds = has_lost and run.snapshots and not task_memory.is_inherited(os.environ)
-        if holds and (step := run.snapshots.write_alone()) is not None:
+        if holds and not run.config.writes_run:
+            task_memory.save_left(run.snapshots.descriptors())
+        elif holds and (step := run.snapshots.write_alone()) is not None:
             print_line(f"step {step:,} was in memory, and is saved now")
 
 

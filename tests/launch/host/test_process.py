@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import pathlib
 import resource
@@ -146,6 +147,36 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
         ):
             (tmp_path / ".lock").write_text(owner)
             assert words in line()
+
+
+@pytest.mark.parametrize("after_loss", [False, True])
+def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_path, monkeypatch, caplog, after_loss):
+    lock = functools.partial(process.lock, str(tmp_path), wait_seconds=PATIENCE, after_loss=after_loss)
+    waits = []
+
+    def wait(seconds: float):
+        waits.append(seconds)
+        if len(waits) == 2:
+            file.close()
+
+    monkeypatch.setattr(process.time, "sleep", wait)
+    path = tmp_path / ".lock"
+    file = open(path, "w")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX)
+    path.write_text("7 elsewhere")
+    with lock():
+        assert len(waits) == 2
+    assert caplog.text.count("by process 7 on host elsewhere; wait for it, end it, or use another run_dir; this") == 1
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        path.write_text(f"{os.getppid()}")
+        if not after_loss:  # a mistake
+            with pytest.raises(UsageError), lock():
+                pass
+            return
+        monkeypatch.setattr(process.time, "sleep", lambda seconds: path.write_text("8 elsewhere"))
+        with pytest.raises(UsageError, match="by process 8 "), lock():
+            pass
 
 
 def test_no_tensorflow_is_imported_before_mistakes_are_found():
