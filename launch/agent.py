@@ -79,7 +79,7 @@ class _Agent:
         self._config, self._task, self._children = config, task, children
         self._name = config.cluster.task if config.cluster else "the run"
         self._events = RunDir(config.run_dir).events if config.run_dir else None
-        ages = recorded_restarts(self._events, time.time()) if self._events else ()
+        ages = recorded_restarts(self._events) if self._events else ()
         before = [time.monotonic() - age for age in ages]
         self._rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
         self._memory = TaskMemory(1)
