@@ -6,7 +6,9 @@ Once all have passed, they write the table of docs/hosts.md again.
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -16,9 +18,10 @@ import time
 import numpy as np
 import pytest
 
-from tests.hosts.hosts import Hosts, Task
+from tests.hosts.hosts import TRAIN, Hosts, Task
 from tests.pages import ROOT
 from tests.runs import tensors
+from tests.waiting import wait_until
 
 SLOW = {"2": {"delay_ms": 6}}  # so that a job is under way for some seconds
 RESTARTS = ("--max_restarts=5", "--checkpoint_every_steps=200")
@@ -60,7 +63,7 @@ class Report:
 def report(request):
     made = Report()
     yield made
-    if not request.session.testsfailed and len(made.rows) >= request.session.testscollected > 20:
+    if not request.session.testsfailed and len(made.rows) > request.session.testscollected > 20:
         before, _, rest = PAGE.read_text().partition(HEADER)
         _, _, after = rest.partition("\n\n")
         PAGE.write_text(f"{before}{HEADER}{''.join(made.rows.values())}\n{after}")
@@ -341,3 +344,74 @@ def test_a_worker_around_servers_leaves_and_returns_elsewhere(hosts, report):
     seen = "the others go on; it is included at the next checkpoint (four hosts, one a server)"
     assert report("a worker around servers returns at another address", [*tasks.values()], seen) == [0, 0, 0, 0]
     assert "evaluation at step 6900" in tasks[1].output
+
+
+SLURM = """
+ClusterName=test
+SlurmctldHost=host1
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={local}/munge.socket,cred_expire=10
+CredType=cred/munge
+StateSaveLocation={local}
+SlurmctldPidFile={local}/slurmctld.pid
+SlurmdPidFile={local}/slurmd.pid
+SlurmdSpoolDir={local}
+SlurmctldLogFile={local}/slurmctld.log
+SlurmdLogFile={local}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+ReturnToService=2
+SlurmdParameters=config_overrides
+KillWait=20
+JobRequeue=1
+NodeName=host[1-3] CPUs=4 RealMemory=8000
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE
+"""
+MUNGED = """
+chmod 700 {local} && cp {shared}/key {local}/key && chmod 600 {local}/key
+exec munged --force --key-file={local}/key --socket={local}/munge.socket --pid-file={local}/munge.pid \
+  --log-file={local}/munge.log --seed-file={local}/munge.seed
+"""
+JOB = """
+cd {shared} && exec sbatch --parsable --job-name=first --nodes=2 --ntasks=2 --cpus-per-task=2 --time=1:00:00 \
+  {script} crankshaft train {flags}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("slurmctld"), reason="no Slurm; `make test-clusters` installs it")
+def test_slurm_on_three_hosts_requeues_a_job_whose_task_is_killed(hosts, undisturbed, report):
+    three = hosts(3)
+    paths = {"local": three.local, "shared": three.shared, "script": ROOT / "examples/slurm.sh"}
+    settings = {"SLURM_CONF": str(three.shared / "slurm.conf")}
+    (three.shared / "slurm.conf").write_text(SLURM.format(**paths))
+    (three.shared / "key").write_bytes(os.urandom(1024))
+    three.link({"2": {"delay_ms": 6}})
+
+    def done(host: int, *command) -> str:
+        task = three.start(host, *command, **settings)
+        assert task.wait() == 0, task.output
+        return task.output
+
+    for host in (1, 2, 3):
+        done(host, "sh", "-c", MUNGED.format(**paths))
+    done(1, "slurmctld")
+    for host in (1, 2, 3):
+        done(host, "slurmd", "-N", f"host{host}")
+    wait_until(lambda: done(1, "sinfo", "-hNo%T").count("idle") == 3, pause=0.5)
+    flags = [*TRAIN, f"--train_epochs={EPOCHS}", "--checkpoint_every_steps=200", f"--run_dir={three.shared / 'run'}"]
+    job = done(1, "sh", "-c", JOB.format(flags=" ".join(flags), **paths)).split()[-1]
+    output = three.shared / f"first-{job}.out"
+    text = lambda: output.read_text(errors="replace") if output.exists() else ""  # noqa: E731
+    wait_until(lambda: re.search(r"step [3-9]\d\d/", text()), shows=text, pause=0.1)
+    done(2, "pkill", "-KILL", "-f", "crankshaft train")  # its own processes alone
+    state = lambda: done(1, "scontrol", "show", "job", job).partition("JobState=")[2].split()[0]  # noqa: E731
+    wait_until(lambda: state() not in ("RUNNING", "PENDING", "COMPLETING"), shows=text, pause=1.0)
+    seen = "it is named, and the job requeued: same bits"
+    report("Slurm on three, a task is killed", [], seen, others="the job: COMPLETED")
+    assert state() == "COMPLETED", text()
+    assert "error: worker 1 (host2:" in text()
+    assert same_bits(three, undisturbed)
