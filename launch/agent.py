@@ -181,10 +181,12 @@ class _Agent:
 
         After a notice of preemption, tells the other agents that this worker leaves.
         """
-        # Without those that are to continue by --min_workers, any agent that has lost others may hold the newest state.
-        is_last = self._members.is_left if self._members else code == EXIT_FAILED
-        writes = self._config.writes_run or is_last
-        if writes and (step := self._memory.unsaved_step()) is not None:
+        step = self._memory.unsaved_step()
+        if self._members:
+            is_last = self._members.is_left
+        else:  # whoever has the lock holds the newest state too
+            is_last = code == EXIT_FAILED and step is not None and process.can_lock(self._config.run_dir)
+        if step is not None and (self._config.writes_run or is_last):
             child = self._children.fork(self._memory.write)
             lost = child.wait()
             self._children.end([child])

@@ -97,6 +97,9 @@ class Watchdog:
       arrived: `Arrivals.count`, or another number that grows by the same progress on all workers, or None.
       end: called with the line, in the watchdog's thread; must end the process.
       abort: called with a reason, in the watchdog's thread; must make all waiting collectives fail.
+
+    Attributes:
+      lost: the peer whose loss ends this worker; -1 without one.
     """
 
     def __init__(
@@ -121,8 +124,8 @@ class Watchdog:
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, read atomically
         self._arrived = -1
         self._progressed_at = 0.0  # time of the last progress, by the monotonic clock
-        self._lost = -1  # the peer whose loss ends this worker,
-        self._farewell: str | None = None  # and its message about it
+        self.lost = -1
+        self._farewell: str | None = None  # this worker's message about its end
         self._has_aborted = False
         self._reporting = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
@@ -174,14 +177,14 @@ class Watchdog:
             self._peers.wake()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
-        self._send(self._farewell or reason, self._lost)
+        self._send(self._farewell or reason, self.lost)
         self._peers.close()
 
     def _send(self, farewell: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
             if farewell is None:  # an earlier farewell holds
-                farewell, lost = self._farewell, self._lost
+                farewell, lost = self._farewell, self.lost
             self._peers.send(step, beats, self._arrived, farewell, lost)
 
     def _watch(self) -> None:
@@ -330,8 +333,8 @@ class Watchdog:
         if loss is None:
             self._reporting.release()
             return None
-        self._farewell, self._lost = loss
-        self._send(self._farewell, self._lost)
+        self._farewell, self.lost = loss
+        self._send(self._farewell, self.lost)
         return self._farewell
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:

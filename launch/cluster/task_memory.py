@@ -70,7 +70,7 @@ class TaskMemory:
 def save_left(descriptors: Sequence[int]) -> None:
     """Writes what a process holds in its slots, once the chief is lost, unless that has; prints a line."""
     if (step := _unsaved_step([descriptors])) is not None:
-        lost = _write([descriptors])
+        lost = _write([descriptors], LOCK_SECONDS)
         print_line(f"step {step:,} was in memory, and is {f'lost: {lost}' if lost else 'saved now'}")
 
 
@@ -117,7 +117,7 @@ def _exit_code(problem: str) -> int:
     return fail(EXIT_FAILED, problem) if problem else 0
 
 
-def _write(files: Sequence[Sequence[int]]) -> str:
+def _write(files: Sequence[Sequence[int]], wait_seconds: float = 0.0) -> str:
     """Writes the newest whole snapshot, unless the run has one that is newer; returns why it can't."""
     with quiet_startup():
         import tensorflow as tf
@@ -133,15 +133,14 @@ def _write(files: Sequence[Sequence[int]]) -> str:
     record = stored[first][step].record
     directory = record["run"][0]
     try:
-        # The chief may be saving; a new attempt's is not waited for.
-        with lock(os.path.dirname(directory), None, LOCK_SECONDS if record["process"] else 0.0, after_loss=True):
+        with lock(os.path.dirname(directory), None, wait_seconds, after_loss=True):
             os.makedirs(directory, exist_ok=True)
             os.rmdir(tempfile.mkdtemp(dir=directory))  # so that NFS does not answer from a cache
             if step > manifests.newest_step(directory):
                 checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
                 checkpoints.write(step, entries, frozenset(), for_manifest(record))
-    except CrankshaftError as error:  # it can't be written, or another process has the run's folder
-        return error.message
+    except (CrankshaftError, OSError) as error:  # it can't be written, or another process has the run's folder
+        return str(error)
     return ""
 
 

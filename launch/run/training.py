@@ -84,7 +84,8 @@ def close(run: BaseRun, error: BaseException | None) -> None:
         has_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
         holds = has_lost and run.snapshots and not task_memory.is_inherited(os.environ)
         if holds and not run.config.writes_run:
-            task_memory.save_left(run.snapshots.descriptors())
+            if run.strategy.has_lost_first(error):
+                task_memory.save_left(run.snapshots.descriptors())
         elif holds and (step := run.snapshots.write_alone()) is not None:
             print_line(f"step {step:,} was in memory, and is saved now")
 
