@@ -320,7 +320,7 @@ class Watchdog:
             f"{self._peers.heard[worker].step}): it is stopped, or its host cannot be reached"
         ), worker
 
-    def explain_lost_peer(self, error: Exception) -> str | None:
+    def explain_lost_peer(self, error: BaseException) -> str | None:
         """Returns one line that names the lost peer that TensorFlow reports; None for other errors.
 
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
@@ -355,7 +355,7 @@ class Watchdog:
         return f"{who} {state}; all workers have to start again, from the newest snapshot or checkpoint", suspects[0]
 
 
-def _may_mean_lost_peer(error: Exception) -> bool:
+def _may_mean_lost_peer(error: BaseException) -> bool:
     """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
     if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
         return True
