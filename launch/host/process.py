@@ -279,8 +279,8 @@ def lock(
                 held.acquire()
                 break
             except RunDirInUse as error:
-                is_awaited = error.holder == (first or error).holder if after_loss else error.is_elsewhere
-                if not is_awaited or time.monotonic() >= end:
+                is_same = error.holder and error.holder == (first or error).holder
+                if not (is_same if after_loss else error.is_elsewhere) or time.monotonic() >= end:
                     raise
                 if not first:
                     logging.warning("%s; this process waits for it, up to %g s", error, wait_seconds)
