@@ -79,7 +79,7 @@ class _Agent(RestartLoop):
         self._config, self._task = config, task
         self._name = config.cluster.task if config.cluster else "the run"
         record = RunDir(config.run_dir).events if config.run_dir else None
-        ages = recorded_restarts(record, time.time()) if record else ()
+        ages = recorded_restarts(record) if record else ()
         before = [time.monotonic() - age for age in ages]
         rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
         super().__init__(rule, children, TaskMemory(1), record)
@@ -183,8 +183,13 @@ class _Agent(RestartLoop):
 
         After a notice of preemption, tells the other agents that this worker leaves.
         """
-        writes = self._config.writes_run or (self._members and self._members.is_left)
-        if writes and (step := self._memory.unsaved_step()) is not None:
+        step = self._memory.unsaved_step()
+        if self._members:
+            is_last = self._members.is_left
+        else:  # whoever has the lock holds the newest state too
+            folder = self._config.run_dir if code == EXIT_FAILED and step is not None else None
+            is_last = folder is not None and process.can_lock(folder)
+        if step is not None and (self._config.writes_run or is_last):
             child = self._children.fork(self._memory.write)
             lost = child.wait()
             self._children.end([child])

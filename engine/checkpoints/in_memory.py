@@ -33,14 +33,16 @@ class Snapshots:
 
     Args:
       exchange: the exchange among all processes that train this state (`Processes.exchange`).
+      may_save: whether this process may write its own to the run's folder once the first process is lost.
 
     Attributes:
       copy_seconds: the seconds of CPU time that the newest snapshot took of a thread of its own.
       is_off: whether there is too little memory.
     """
 
-    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange: Callable[[Any], list]):
+    def __init__(self, checkpoints: Checkpoints, slots: Slots, exchange: Callable[[Any], list], may_save: bool = True):
         self._checkpoints, self._slots, self._exchange = checkpoints, slots, exchange
+        self._may_save = may_save
         self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
         self._read_here = CompiledOf(slices.read_on_host)
@@ -68,6 +70,7 @@ class Snapshots:
         record: dict[str, Any] = {**stored, "variables": variables, "parts": parts, "run": self._run()}
         writer = checkpoints.writer
         record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
+        record["may_save"] = self._may_save
         may_change = threading.Event()
         self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
         if any(entry.is_live for entry in entries):
@@ -78,6 +81,11 @@ class Snapshots:
         if self._copying is not None:
             self._copying.result()
             self._copying = None
+
+    def descriptors(self) -> list[int]:
+        """Returns the files of the slots, in which nothing is being written."""
+        self.wait()
+        return self._slots.descriptors
 
     def clear(self) -> None:
         """Forgets all snapshots: the run has ended, or has gone back to an earlier state."""

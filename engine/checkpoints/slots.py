@@ -53,16 +53,19 @@ class Slots:
 
     Args:
       descriptors: the files', made by `make`; by default it makes its own at the first snapshot, which end with it.
+
+    Attributes:
+      descriptors: the files'; none before the first snapshot.
     """
 
     def __init__(self, descriptors: Sequence[int] = ()):
-        self._descriptors = [*descriptors]
+        self.descriptors = [*descriptors]
         self._is_own = not descriptors
 
     @property
     def num_bytes(self) -> int:
         """The memory that the slots have taken."""
-        return sum(os.fstat(descriptor).st_size for descriptor in self._descriptors)
+        return sum(os.fstat(descriptor).st_size for descriptor in self.descriptors)
 
     def write(self, step: int, record: Mapping[str, Any], values: Iterable[tuple[Mapping[str, Any], Any]]) -> None:
         """Writes a snapshot to the slot that does not have the newest one.
@@ -73,9 +76,9 @@ class Slots:
         Raises:
           OSError: there is too little memory. That slot is then empty.
         """
-        self._descriptors = self._descriptors or make()
-        numbers = {descriptor: _header(descriptor)[0] for descriptor in self._descriptors}
-        slot = min(self._descriptors, key=numbers.__getitem__)
+        self.descriptors = self.descriptors or make()
+        numbers = {descriptor: _header(descriptor)[0] for descriptor in self.descriptors}
+        slot = min(self.descriptors, key=numbers.__getitem__)
         os.pwrite(slot, bytes(_HEADER.size), 0)
         at, described = _BEGIN, []
         for description, value in values:
@@ -88,7 +91,7 @@ class Slots:
     def read(self) -> list[StoredSnapshot]:
         """Returns the snapshots that are whole, the newest first."""
         found = []
-        for descriptor in self._descriptors:
+        for descriptor in self.descriptors:
             number, step, at, size = _header(descriptor)
             if number:
                 content = json.loads(_read(descriptor, size, at))
@@ -97,15 +100,15 @@ class Slots:
 
     def clear(self) -> None:
         """Empties both slots, and frees their memory."""
-        for descriptor in self._descriptors:
+        for descriptor in self.descriptors:
             os.ftruncate(descriptor, 0)
 
     def close(self) -> None:
         """Frees the files, if they are this process's own."""
         if self._is_own:
-            for descriptor in self._descriptors:
+            for descriptor in self.descriptors:
                 os.close(descriptor)
-            self._descriptors = []
+            self.descriptors = []
 
 
 def make() -> list[int]:

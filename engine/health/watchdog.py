@@ -97,6 +97,9 @@ class Watchdog:
       arrived: `Arrivals.count`, or another number that grows by the same progress on all workers, or None.
       end: called with the line, in the watchdog's thread; must end the process.
       abort: called with a reason, in the watchdog's thread; must make all waiting collectives fail.
+
+    Attributes:
+      lost: the peer whose loss ends this worker; -1 without one.
     """
 
     def __init__(
@@ -121,19 +124,21 @@ class Watchdog:
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, read atomically
         self._arrived = -1
         self._progressed_at = 0.0  # time of the last progress, by the monotonic clock
-        self._lost = -1  # the peer whose loss ends this worker,
-        self._end_reason: str | None = None  # and its message about it
+        self.lost = -1
+        self._end_reason: str | None = None  # this worker's message about its end
         self._has_aborted = False
         self._reporting = threading.RLock()  # held by the thread that reports why this process ends
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def beat(self, step: int, factor: float = 1.0) -> None:
-        """Records that the main thread begins, or has ended, a call from `step` on. Almost free.
+    def beat(self, step: int | None, factor: float = 1.0) -> None:
+        """Records that the main thread begins, or has ended, a call from `step` on; None: one of an evaluation.
+
+        Almost free.
 
         The next beat may take `factor` times the timeout: `FIRST_CALL_FACTOR` if something is compiled.
         """
-        self._mark = (self._mark[0] + 1, step, factor)
+        self._mark = (self._mark[0] + 1, self._mark[1] if step is None else step, factor)
 
     @property
     def heard(self) -> Mapping[int, Heard]:
@@ -172,14 +177,14 @@ class Watchdog:
             self._peers.wake()
         self._thread.join(_JOIN_SECONDS)
         self._thread = None
-        self._send(self._end_reason or reason, self._lost)
+        self._send(self._end_reason or reason, self.lost)
         self._peers.close()
 
     def _send(self, end_reason: str | None = None, lost: int = -1) -> None:
         if self._peers.is_open:
             beats, step, _ = self._mark
             if end_reason is None:  # an earlier reason holds
-                end_reason, lost = self._end_reason, self._lost
+                end_reason, lost = self._end_reason, self.lost
             self._peers.send(step, beats, self._arrived, end_reason, lost)
 
     def _watch(self) -> None:
@@ -315,7 +320,7 @@ class Watchdog:
             f"{self._peers.heard[worker].step}): it is stopped, or its host cannot be reached"
         ), worker
 
-    def explain_lost_peer(self, error: Exception) -> str | None:
+    def explain_lost_peer(self, error: BaseException) -> str | None:
         """Returns one line that names the lost peer that TensorFlow reports; None for other errors.
 
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
@@ -328,8 +333,8 @@ class Watchdog:
         if loss is None:
             self._reporting.release()
             return None
-        self._end_reason, self._lost = loss
-        self._send(self._end_reason, self._lost)
+        self._end_reason, self.lost = loss
+        self._send(self._end_reason, self.lost)
         return self._end_reason
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
@@ -350,7 +355,7 @@ class Watchdog:
         return f"{who} {state}; all workers have to start again, from the newest snapshot or checkpoint", suspects[0]
 
 
-def _may_mean_lost_peer(error: Exception) -> bool:
+def _may_mean_lost_peer(error: BaseException) -> bool:
     """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
     if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
         return True

@@ -87,6 +87,10 @@ class Processes:
         """Returns the processes that have been silent for so many seconds, since they are stopped or unreachable."""
         return []
 
+    def has_lost_first(self, error: BaseException) -> bool:
+        """Returns whether an error reports that the first process is lost; the others are informed."""
+        return False
+
     def watch(self) -> contextlib.AbstractContextManager:
         """Returns a context for all collective work; it ends a process whose peers will never answer.
 

@@ -136,6 +136,9 @@ class MultiWorker(Replicated):
     def silent(self, seconds: float) -> list[str]:
         return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]
 
+    def has_lost_first(self, error: BaseException) -> bool:
+        return self._watchdog.explain_lost_peer(error) is not None and self._watchdog.lost == 0
+
     @contextlib.contextmanager
     def watch(self):
         with self._watchdog:

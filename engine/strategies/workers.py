@@ -78,10 +78,10 @@ class WorkersLoop(InnerLoop):
         self._measured = tuple(name for name in _MEASURED if name != "seconds" or not is_on_gpus(self._strategy))
 
     def __call__(self, step: int, limit: int, *loop_inputs, due: int | None = None) -> LoopResult:
-        self._watchdog.beat(step, self._timeout_factor)
+        self._watchdog.beat(step if self.state else None, self._timeout_factor)
         result = super().__call__(step, limit, *(loop_inputs or (self._defaults,)), due=due)
         self._timeout_factor = 1.0
-        self._watchdog.beat(step + result.steps)
+        self._watchdog.beat(step + result.steps if self.state else None)
         return result
 
     def trace(self, *loop_inputs) -> Sequence[RowSpec]:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable
 
 from ...engine.machine import events
+from ...engine.machine.files import file_system_time
 from ..explanations import thread_limit
 from ..failures import (
     EXIT_DIVERGED,
@@ -310,16 +311,20 @@ class Servers(Synchronous):
         return ending.task == "chief" and super()._was_preempted(ending)
 
 
-def recorded_restarts(path: str, now: float) -> list[float]:
+def recorded_restarts(path: str) -> list[float]:
     """Reads from a run's record how many seconds ago it was restarted after failures, in place or by a scheduler.
 
-    Those within `WINDOW_SECONDS` before `now`, in Unix seconds, the oldest first; none of a clock that was ahead. A
-    process that begins the run again without an end of the one before, or a restart in its place, was started by a
-    scheduler.
+    Those within `WINDOW_SECONDS`, the oldest first. A process that begins the run again without an end of the one
+    before, or a restart in its place, was started by a scheduler.
+
+    The clock of the host that wrote last counts, which may be another's: the file's time is that of its last event.
     """
-    times, failed = [], False
-    for event, _ in events.read(path) if os.path.isfile(path) else ():
-        kind = event["event"]
+    if not os.path.isfile(path):
+        return []
+    times, failed, now = [], False, 0.0
+    since_last = max(0.0, file_system_time(os.path.dirname(path)) - os.path.getmtime(path))
+    for event, _ in events.read(path):
+        kind, now = event["event"], event["time"] + since_last
         if kind == "restart" or (kind == "start" and failed):
             times.append(event["time"])
         if kind in ("start", "restart", "end"):

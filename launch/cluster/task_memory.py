@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
-from ..failures import EXIT_FAILED, CrankshaftError, fail
-from ..host.process import lock, quiet_startup
+from ..failures import EXIT_FAILED, CrankshaftError, fail, print_line
+from ..host.process import LOCK_SECONDS, lock, quiet_startup
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # environment variable with a task's two files
 
@@ -54,16 +55,7 @@ class TaskMemory:
 
     def unsaved_step(self) -> int | None:
         """Finds the step of the newest whole snapshot, if it is newer than the run's checkpoints; else None."""
-        stored = _stored(self._files)
-        if (found := _newest(stored)) is None:
-            return None
-        step, (first, *_) = found
-        directory, folder = stored[first][step].record["run"]
-        try:
-            is_in_place = os.stat(os.path.dirname(directory)).st_ino == folder
-        except OSError:
-            is_in_place = False
-        return step if is_in_place and step > manifests.newest_step(directory) else None
+        return _unsaved_step(self._files)
 
     def writing(self) -> tuple[list[str], tuple[int, ...]]:
         """Returns the command that does `write`, and its `pass_fds`."""
@@ -72,7 +64,14 @@ class TaskMemory:
 
     def write(self) -> int:
         """Writes the newest whole snapshot as a checkpoint of its run; returns a program's exit code."""
-        return _write(self._files)
+        return _exit_code(_write(self._files))
+
+
+def save_left(descriptors: Sequence[int]) -> None:
+    """Writes what a process holds in its slots, once the chief is lost, unless that has; prints a line."""
+    if (step := _unsaved_step([descriptors])) is not None:
+        lost = _write([descriptors], LOCK_SECONDS)
+        print_line(f"step {step:,} was in memory, and is {f'lost: {lost}' if lost else 'saved now'}")
 
 
 def is_inherited(environment: Mapping[str, str]) -> bool:
@@ -99,7 +98,27 @@ def _newest(stored: Sequence[Mapping[int, StoredSnapshot]]) -> tuple[int, list[i
     return newest_whole([{step: snapshot.part for step, snapshot in snapshots.items()} for snapshots in stored])
 
 
-def _write(files: Sequence[Sequence[int]]) -> int:
+def _unsaved_step(files: Sequence[Sequence[int]]) -> int | None:
+    stored = _stored(files)
+    if (found := _newest(stored)) is None:
+        return None
+    step, (first, *_) = found
+    record = stored[first][step].record
+    directory, folder = record["run"]
+    try:
+        is_in_place = os.stat(os.path.dirname(directory)).st_ino == folder
+    except OSError:
+        is_in_place = False
+    may_save = record["may_save"] or not record["process"]
+    return step if is_in_place and may_save and step > manifests.newest_step(directory) else None
+
+
+def _exit_code(problem: str) -> int:
+    return fail(EXIT_FAILED, problem) if problem else 0
+
+
+def _write(files: Sequence[Sequence[int]], wait_seconds: float = 0.0) -> str:
+    """Writes the newest whole snapshot, unless the run has one that is newer; returns why it can't."""
     with quiet_startup():
         import tensorflow as tf
 
@@ -108,19 +127,23 @@ def _write(files: Sequence[Sequence[int]]) -> int:
 
     stored = _stored(files)
     if (found := _newest(stored)) is None:
-        return EXIT_FAILED
+        return "it is gone"
     step, (first, *more) = found
     entries = [entry for task in (first, *more) for entry in snapshot_entries(stored[task][step], task == first)]
     record = stored[first][step].record
     directory = record["run"][0]
     try:
-        with lock(os.path.dirname(directory)):
-            checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
-            checkpoints.write(step, entries, frozenset(), for_manifest(record))
-    except CrankshaftError as error:  # it can't be written, or another process has the run's folder
-        return fail(EXIT_FAILED, error.message)
-    return 0
+        with lock(os.path.dirname(directory), None, wait_seconds, after_loss=True):
+            os.makedirs(directory, exist_ok=True)
+            os.rmdir(tempfile.mkdtemp(dir=directory))  # so that NFS does not answer from a cache
+            if step > manifests.newest_step(directory):
+                checkpoints = Checkpoints(directory, tf.train.Checkpoint(), keep=record["keep"], about=record["about"])
+                checkpoints.write(step, entries, frozenset(), for_manifest(record))
+    except (CrankshaftError, OSError) as error:  # it can't be written, or another process has the run's folder
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":
-    sys.exit(_write([[int(number) for number in argument.split(",") if number] for argument in sys.argv[1:]]))
+    slots = [[int(number) for number in argument.split(",") if number] for argument in sys.argv[1:]]
+    sys.exit(_exit_code(_write(slots)))

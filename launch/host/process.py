@@ -21,7 +21,7 @@ from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.machine import allocator, cpus
+from ...engine.machine import allocator, cpus, events
 from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
@@ -36,6 +36,8 @@ _OWNER = NAMES.lock_owner
 # 20 steps of mlp on two cores it is 850 MB, and 1,300 MB with XLA.
 _STARTED_BYTES, _BYTES_PER_CORE = 1 << 30, 80 << 20
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
+LOCK_SECONDS = 100.0  # a server of NFS ends the locks of a host that is lost after 90
+_LOCK_POLL_SECONDS = 1.0
 _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is taken over; half written, it takes 2
 
 
@@ -257,16 +259,33 @@ def import_tensorflow(*dependents: str) -> None:
 
 
 @contextlib.contextmanager
-def lock(run_dir: str, held: LockedRunDir | None = None) -> Iterator[LockedRunDir]:
+def lock(
+    run_dir: str, held: LockedRunDir | None = None, wait_seconds: float = 0.0, after_loss: bool = False
+) -> Iterator[LockedRunDir]:
     """Holds run_dir for this process alone; `held`: its parent has taken the lock for it.
+
+    Args:
+      wait_seconds: how long to wait for a process of another host, which may be lost.
+      after_loss: whether to wait for the process that has it now instead, whichever it is, but for no later one.
 
     Raises:
       RunDirInUse: another process, still alive, holds it.
       UsageError: it can't be locked.
     """
     if held is None:
-        held = LockedRunDir(run_dir)
-        held.acquire()
+        held, first, end = LockedRunDir(run_dir), None, time.monotonic() + wait_seconds
+        while True:
+            try:
+                held.acquire()
+                break
+            except RunDirInUse as error:
+                is_same = error.holder and error.holder == (first or error).holder
+                if not (is_same if after_loss else error.is_elsewhere) or time.monotonic() >= end:
+                    raise
+                if not first:
+                    logging.warning("%s; this process waits for it, up to %g s", error, wait_seconds)
+                first = error
+            time.sleep(_LOCK_POLL_SECONDS)
     try:
         yield held
     finally:
@@ -283,7 +302,14 @@ def can_lock(run_dir: str) -> bool:
 
 
 class RunDirInUse(UsageError):
-    """Another process holds the lock on a run_dir."""
+    """Another process holds the lock on a run_dir.
+
+    Attributes:
+      holder: the words by which the process named itself; empty if the file system has no `flock`.
+      is_elsewhere: whether it is of another host, whose lock may outlive it for a while.
+    """
+
+    holder, is_elsewhere = "", False
 
 
 class LockedRunDir:
@@ -321,22 +347,30 @@ class LockedRunDir:
         """Makes a file that names this process, unless another's is there that may be alive."""
         logging.warning(
             "run_dir=%s: its file system has no flock; its file %s locks it instead, and has to be removed by hand "
-            "if this process is killed and the next one runs on another host",
+            "if this process is killed and the next one runs on another host or after a reboot",
             *(self._run_dir, _OWNER),
         )
+        # Its third word begins with the boot of the host, which may have this one's name (filelock's start token).
+        words, boot = self._owner_words(), int(events.pid_space().partition(" ")[0].replace("-", "") or "0", 16)
+        is_elsewhere = len(words) == 3 and words[2].isdecimal() and int(words[2]) >> 64 not in (0, boot)
         try:
+            if is_elsewhere:
+                raise Timeout(self._owner.lock_file)
             self._owner.acquire()
         except Timeout:
-            words: list[str] = []
-            with contextlib.suppress(OSError, ValueError):
-                words = Path(self._owner.lock_file).read_text(encoding="utf-8").split()
-            pid, host = [*words, "unknown", "unknown"][:2]
+            pid, host = [*self._owner_words(), "unknown", "unknown"][:2]
             raise RunDirInUse(
                 f"run_dir={self._run_dir} is in use by process {pid} on host {host}, as its file {_OWNER} says; wait "
                 f"for it or end it, remove {_OWNER} if it has ended, or use another run_dir"
             ) from None
         except OSError as error:
             raise _lock_error(self._run_dir, error, _OWNER) from None
+
+    def _owner_words(self) -> list[str]:
+        """Reads the file that names the process which holds the lock: its ID, its host, and when it began."""
+        with contextlib.suppress(OSError, ValueError):
+            return Path(self._owner.lock_file).read_text(encoding="utf-8").split()
+        return []
 
     @property
     def is_in_place(self) -> bool:
@@ -382,27 +416,31 @@ def _try_flock(lock: int, run_dir: str) -> bool:
             return False
         raise _lock_error(run_dir, error) from None
     if not is_locked:
-        raise RunDirInUse(f"run_dir={run_dir} is in use {_holder(lock)}, or use another run_dir")
+        holder = os.read(lock, 512).decode(errors="replace")
+        described, is_elsewhere = _described(holder)
+        in_use = RunDirInUse(f"run_dir={run_dir} is in use {described}, or use another run_dir")
+        in_use.holder, in_use.is_elsewhere = holder, is_elsewhere
+        raise in_use
     if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()} {socket.gethostname()}".encode())
+        os.write(lock, f"{os.getpid()} {socket.gethostname()} {events.pid_space()}".encode())
     return True
 
 
-def _holder(lock: int) -> str:
-    """Describes who holds a lock that another has, and what to do: the process that took it last, if that is there."""
-    pid, host = [*os.read(lock, 512).decode(errors="replace").split(), "", ""][:2]
-    is_here = host in ("", socket.gethostname())
+def _described(holder: str) -> tuple[str, bool]:
+    """Describes who holds a lock, by its words, and what to do; also returns whether that is of another host."""
+    pid, host, space = [*holder.split(maxsplit=2), "", "", ""][:3]
+    is_here = host in ("", socket.gethostname()) and space in ("", events.pid_space())  # hosts may have one name
     if is_here and pid == str(os.getpid()):
-        return f"by process {pid}, which is this one; close its run"
+        return f"by process {pid}, which is this one; close its run", False
     if pid and not is_here:
-        return f"by process {pid} on host {host}; wait for it, end it"
+        return f"by process {pid} on host {host}; wait for it, end it", True
     if pid.isdecimal() and is_alive(int(pid)):
-        return f"by process {pid}; wait for it, end it"
+        return f"by process {pid}; wait for it, end it", False
     gone = f", and process {pid}, whose run was here last, is gone" if pid else ""
-    return f"by another program: it holds the lock on the file {NAMES.lock}{gone}; end it (`fuser` finds it)"
+    return f"by another program: it holds the lock on the file {NAMES.lock}{gone}; end it (`fuser` finds it)", False
 
 
 def is_alive(pid: int) -> bool:

@@ -57,13 +57,13 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     _check(settings, strategy)
 
 
-def check_run_dir(run_dir: str, strategy) -> None:
+def check_run_dir(run_dir: str, strategy) -> bool:
     """Raises `UsageError`, on all workers, where one of them does not see the folder that the chief writes to.
 
-    Logs where the chief's lock on it does not hold.
+    Logs where the chief's lock on it does not hold; returns whether it holds here.
     """
     if strategy.num_hosts == 1:
-        return
+        return True
     name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
     path = os.path.join(run_dir, strategy.exchange(name)[0])
     if strategy.is_chief:
@@ -87,6 +87,7 @@ def check_run_dir(run_dir: str, strategy) -> None:
             "mount it without local_lock, nolock or localflock",
             *(run_dir, " and ".join(unlocked)),
         )
+    return strategy.host_names[strategy.host] not in unlocked
 
 
 def appears(path: str) -> bool:

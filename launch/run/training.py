@@ -53,7 +53,7 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
         slots = task_memory.inherited({} if config.remote else os.environ)
-        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange)
+        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange, run.inputs.lock_holds)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 
     def write_snapshot() -> str | None:
@@ -81,9 +81,12 @@ def close(run: BaseRun, error: BaseException | None) -> None:
         for hook in run.hooks:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
-        has_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        snapshots = run.snapshots if has_lost and not task_memory.is_inherited(os.environ) else None
-        if snapshots and (step := snapshots.write_alone()) is not None:
+        may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
+        snapshots = run.snapshots if may_be_lost and not task_memory.is_inherited(os.environ) else None
+        if snapshots and not run.config.writes_run:
+            if error and run.strategy.has_lost_first(error):
+                task_memory.save_left(snapshots.descriptors())
+        elif snapshots and (step := snapshots.write_alone()) is not None:
             print_line(f"step {step:,} was in memory, and is saved now")
 
 

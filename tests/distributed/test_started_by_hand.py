@@ -38,8 +38,9 @@ def test_an_evaluator_that_does_not_share_the_run_dir_says_so(start_workers, tmp
     tasks.until(lambda: "True is another folder here than at the coordinator" in tasks.output(3))
 
 
-def test_the_chief_saves_what_it_holds_in_memory_when_a_worker_is_lost(start_workers, tmp_path):
-    """No parent holds its memory, and no checkpoint is due."""
+@pytest.mark.parametrize("lost", [1, 0])
+def test_who_is_left_saves_what_it_holds_in_memory(start_workers, tmp_path, lost):
+    """No parent holds its memory, and no checkpoint is due. Without the chief, a worker takes its lock on run_dir."""
     run = f"--run_dir={tmp_path / 'run'}"
     command = (
         "-m",
@@ -52,9 +53,9 @@ def test_the_chief_saves_what_it_holds_in_memory_when_a_worker_is_lost(start_wor
     )
     tasks = start_workers(2, *command, run)
     tasks.until(lambda: re.search(r"step [\d,]{3,}/", tasks.output(0)))
-    tasks.programs[1].send(signal.SIGKILL)
-    assert tasks.programs[0].wait().code == 1
-    step = re.search(r"^step ([\d,]+) was in memory, and is saved now$", tasks.output(0), re.MULTILINE)[1]
+    tasks.programs[lost].send(signal.SIGKILL)
+    assert tasks.programs[1 - lost].wait().code == 1
+    step = re.search(r"^step ([\d,]+) was in memory, and is saved now$", tasks.output(1 - lost), re.MULTILINE)[1]
     assert newest(tmp_path / "run") == int(step.replace(",", ""))
 
 

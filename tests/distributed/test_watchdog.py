@@ -62,6 +62,7 @@ class Job:
         for each in self.watchdogs:  # what one sends counts for those who know it
             wait_until(lambda each=each: len(each.heard) == len(self.watchdogs) - 1)
             each.beat(STEP, factor=NEVER)
+            each.beat(None, factor=NEVER)  # an evaluation's calls are of no step
         return self
 
     def __exit__(self, *_) -> None:
@@ -69,7 +70,7 @@ class Job:
 
     def begin(self, *steps: int | None) -> None:
         """Has each worker begin a step, or stay where it is; then, once worker 0 knows, its timeout counts."""
-        beats = {other: 1 + (step is not None) for other, step in enumerate(steps) if other}
+        beats = {other: 2 + (step is not None) for other, step in enumerate(steps) if other}
         for other in beats:
             if steps[other] is not None:
                 self.watchdogs[other].beat(steps[other], factor=NEVER)

@@ -20,6 +20,8 @@ from tests.pages import ROOT
 from tests.waiting import wait_until
 
 TOOLS = ("unshare", "nsenter", "ip", "mount")
+TRAIN = ("--model=mlp", "--model_arg=hidden_units=16", "--input=digits", "--progress=plain")
+TRAIN += ("--cluster_timeout_seconds=120",)
 _SWITCH = pathlib.Path(__file__).with_name("switch.py")
 _SETUP = """
 set -e
@@ -148,8 +150,7 @@ class Hosts:
 
     def train(self, index: int, *flags, host: int = 0, names: str = "", **variables: str) -> Task:
         """Starts a task of a job, by its index, on the host of that number unless another is given."""
-        command = [sys.executable, "-m", "crankshaft", "train", "--model=mlp", "--model_arg=hidden_units=16"]
-        command += ["--input=digits", "--progress=plain", "--cluster_timeout_seconds=120"]
+        command = [sys.executable, "-m", "crankshaft", "train", *TRAIN]
         if "TF_CONFIG" not in variables:
             command += [f"--cluster_hosts={names or self.names}", f"--task_index={index}"]
         return self.start(host or index + 1, *command, *flags, **variables)

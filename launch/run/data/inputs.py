@@ -51,6 +51,7 @@ class Inputs:
       faster: a line for people whose steps wait for input: the change that makes it faster.
       lines: description of how the data is read, for people.
       updates_before: updates of an existing Keras model before the first attempt, see `KerasTrainer.updates_before`.
+      lock_holds: whether all processes share the run's folder, and the chief's lock on it holds in this one.
     """
 
     data_info: Data
@@ -61,6 +62,7 @@ class Inputs:
     faster: str = ""
     lines: Sequence[str] = ()
     updates_before: int = 0
+    lock_holds: bool = False
 
     @property
     def order(self) -> Order | None:
@@ -97,8 +99,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
     agreement.check_settings(config, splits, strategy)
     agreement.check_examples(splits, strategy, sharding(config).upper())
-    if config.run_dir and config.trains and not config.remote:
-        agreement.check_run_dir(config.run_dir, strategy)
+    shared = config.run_dir if config.trains and not config.remote else None
+    lock_holds = agreement.check_run_dir(shared, strategy) if shared else False
 
     saved_counts = _saved_counts(config, strategy, combined.first(train))
     train_counts = saved_counts("train").get("saved_data", {})
@@ -130,7 +132,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     agreement.check_data(contents, strategy)
     faster = loading.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     lines = [*lines, *([data_info.columns] if data_info.columns else [])]
-    return Inputs(data_info, example, splits, feeds, contents, faster, lines, updates_before)
+    return Inputs(data_info, example, splits, feeds, contents, faster, lines, updates_before, lock_holds)
 
 
 def sharding(config: Config) -> str:

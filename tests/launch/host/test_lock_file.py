@@ -89,3 +89,18 @@ def test_what_another_host_may_hold_is_left_to_the_user(tmp_path, without_flock,
     (tmp_path / OWNER).write_text(text)
     take_in_vain(tmp_path, monkeypatch, f"remove {OWNER} if it has ended", seconds)
     assert (tmp_path / OWNER).read_text() == text
+    monkeypatch.setattr(process.time, "sleep", lambda seconds: pytest.fail("it does not end with its process"))
+    monkeypatch.setattr(process, "_TAKE_OVER_SECONDS", 0.0)
+    with pytest.raises(UsageError), process.lock(str(tmp_path), wait_seconds=1e6, after_loss=True):
+        pass
+
+
+def test_another_host_of_this_name_may_hold_it(tmp_path, without_flock, monkeypatch):
+    with process.lock(str(tmp_path)):
+        _, host, began = (tmp_path / OWNER).read_text().split()
+    elsewhere, here = (f"{2**31 - 1}\n{host}\n{int(began) ^ other << 64}\n" for other in (1, 0))
+    (tmp_path / OWNER).write_text(elsewhere)
+    take_in_vain(tmp_path, monkeypatch, f"remove {OWNER} if it has ended")
+    (tmp_path / OWNER).write_text(here)
+    with process.lock(str(tmp_path)):
+        pass

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import pathlib
 import resource
@@ -15,6 +16,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine import cpus
+from crankshaft.engine.machine.events import pid_space
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
@@ -116,7 +118,7 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
         pass
     held.__exit__(None, None, None)
     with process.lock(str(tmp_path)):
-        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}"
+        assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()} {pid_space()}"
 
 
 def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
@@ -137,10 +139,44 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
             (f"{os.getppid()}", f"in use by process {os.getppid()}; wait for it"),  # as older versions wrote it
             (f"{os.getpid()} elsewhere", f"in use by process {os.getpid()} on host elsewhere; wait for it"),
             (f"{os.getpid()} {socket.gethostname()}", f"in use by process {os.getpid()}, which is this one; close"),
+            (
+                f"{os.getpid()} {socket.gethostname()} another pid:[1]",
+                f"in use by process {os.getpid()} on host {socket.gethostname()}",
+            ),
             ("9" * 30, "in use by another program: it holds the lock on the file .lock, and process 999"),
         ):
             (tmp_path / ".lock").write_text(owner)
             assert words in line()
+
+
+@pytest.mark.parametrize("after_loss", [False, True])
+def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_path, monkeypatch, caplog, after_loss):
+    lock = functools.partial(process.lock, str(tmp_path), wait_seconds=PATIENCE, after_loss=after_loss)
+    waits = []
+
+    def wait(seconds: float):
+        waits.append(seconds)
+        if len(waits) == 2:
+            file.close()
+
+    monkeypatch.setattr(process.time, "sleep", wait)
+    path = tmp_path / ".lock"
+    file = open(path, "w")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX)
+    path.write_text("7 elsewhere")
+    with lock():
+        assert len(waits) == 2
+    assert caplog.text.count("by process 7 on host elsewhere; wait for it, end it, or use another run_dir; this") == 1
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        path.write_text(f"{os.getppid()}")
+        if not after_loss:  # a mistake
+            with pytest.raises(UsageError), lock():
+                pass
+            return
+        monkeypatch.setattr(process.time, "sleep", lambda seconds: path.write_text("8 elsewhere"))
+        with pytest.raises(UsageError, match="by process 8 "), lock():
+            pass
 
 
 def test_no_tensorflow_is_imported_before_mistakes_are_found():

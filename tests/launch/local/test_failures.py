@@ -9,13 +9,15 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 
 import pytest
 
 from crankshaft.engine.errors import NonfiniteError
+from crankshaft.engine.machine.events import record_restart
 from crankshaft.input.checks import InputError
-from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit
+from crankshaft.launch.cluster.restarts import Servers, Synchronous, TaskExit, recorded_restarts
 from crankshaft.launch.failures import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
 from crankshaft.launch.host.process import RunDirInUse
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
@@ -334,3 +336,15 @@ def test_preemptions_without_end_do_not_spin():
     settled = [rule.decide([TaskExit("worker 0", 0), TaskExit("worker 1", 143)]) for _ in range(4)]
     assert [each.exit_code for each in settled] == [None] * 4
     assert [each.pause_seconds for each in settled] == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("ahead", [-3600, 0, 3600])
+def test_restarts_are_as_old_as_by_the_clock_of_the_host_that_recorded_them(tmp_path, ahead):
+    path, now = tmp_path / "events.jsonl", time.time()
+    path.touch()
+    for ago in (900, 400, 100):
+        record_restart(str(path), now + ahead - ago, "", "worker 0", 1)
+    os.utime(path, (now - 100,) * 2)  # by the file system's clock
+    assert recorded_restarts(str(path)) == pytest.approx([400, 100], abs=30)
+    os.utime(path, (now - 500,) * 2)
+    assert recorded_restarts(str(path)) == pytest.approx([500], abs=30)
