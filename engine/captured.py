@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,10 @@ class Captured:
         # Of each attribute: its owner's title, the owner, its name and value, whether that can't change in itself, and
         # the values in it by path.
         self._attributes: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []
+        # Of those that can't change in themselves: the dictionary in which each is, its name and value there.
+        self._fixed: list[tuple[Mapping[str, Any], str, Any]] = []
+        self._varied: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []  # the other attributes
+        self._lengths: list[tuple[Mapping[str, Any], int]] = []  # of the owners' dictionaries
         self._is_traced = False
         self._warned: set[str] = set()
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
@@ -74,6 +78,29 @@ class Captured:
             for name, value in _attributes(owner)
             if (values := dict(_values(value)))
         ]
+        self._note_fixed()
+
+    def _note_fixed(self) -> None:
+        """Notes where the fixed attributes are, so that a call need not ask thousands of objects for theirs."""
+        owners = {id(owner): owner for _, owner, *_ in self._attributes}
+        self._varied = [attribute for attribute in self._attributes if not attribute[4]]
+        self._lengths = [(vars(owner), len(vars(owner))) for owner in owners.values()]
+        fixed = {
+            (id(places[0]), name): (places[0], name, places[0][name])
+            for _, owner, name, _, is_fixed, _ in self._attributes
+            if is_fixed and (places := [x for x in map(vars, (owner, *type(owner).__mro__)) if name in x])
+        }
+        self._fixed = [*fixed.values()]
+
+    def _is_as_noted(self) -> bool:
+        """Returns whether each fixed attribute is the same object; a new one might hide that of a class."""
+        try:
+            for place, name, value in self._fixed:
+                if place[name] is not value:
+                    return False
+        except KeyError:
+            return False
+        return all(len(place) == length for place, length in self._lengths)
 
     def note_read(self, variables: Iterable[tf.Variable]) -> None:
         """Notes variables that a step reads, and that no checkpoint has."""
@@ -86,13 +113,16 @@ class Captured:
         Raises:
           UsageError: an object is another one, which checkpoints would have and no step would use.
         """
-        for title, owner, name, value, is_fixed, before in self._attributes:
+        is_as_noted = self._is_as_noted()
+        for title, owner, name, value, is_fixed, before in self._varied if is_as_noted else self._attributes:
             now = getattr(owner, name, None)
             if is_fixed and (now is value or _function(now) is value):
                 continue
             present = dict(_values(_function(now)))
             for part in {**before, **present}:
                 self._compare(f"{title}.{name}{part}", before.get(part), present.get(part))
+        if not is_as_noted:
+            self._note_fixed()
 
     def _compare(self, path: str, before: Any, now: Any) -> None:
         if now is before or now == before or path in self._warned:

@@ -408,7 +408,7 @@ def attributes() -> frozenset[str]:
     """Returns the names of all attributes, methods among them, that Keras gives every layer and model."""
     before = new_state()  # keeps the numbering of the user's layers
     try:
-        return frozenset({"optimizer", *dir(tf.keras.Model())})
+        return frozenset({"optimizer", "stop_training", *dir(tf.keras.Model())})
     finally:
         exchange_state(before)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import tensorflow as tf
@@ -13,10 +14,12 @@ from tensorflow.python.data.ops import (
     batch_op,
     cache_op,
     dataset_ops,
+    from_tensor_slices_op,
     from_tensors_op,
     map_op,
     padded_batch_op,
     prefetch_op,
+    range_op,
     rebatch_op,
     scan_op,
     shard_op,
@@ -47,6 +50,9 @@ _SAME_ELEMENTS = (  # as their input has, if in another order
     shuffle_op._ShuffleDataset,
 )
 _PARTS = (shard_op._ShardDataset, skip_op._SkipDataset, take_op._TakeDataset)
+_ARRAYS = (from_tensor_slices_op._TensorSliceDataset, from_tensors_op._TensorDataset, range_op._RangeDataset)
+_READS = re.compile(".*PyFunc|ReadVariableOp")
+_READS_FILES = re.compile("ReadFile|MatchingFiles|.*(Record|TextLine|Csv|CSV|Sql).*Dataset")
 # Operations of mapped functions that return batches, or may.
 _MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
 
@@ -134,6 +140,22 @@ def variables(dataset: tf.data.Dataset) -> list[str]:
     """Returns the names of the variables that a pipeline's functions read."""
     graphs_called = [function.function.graph for part in _all(dataset) for function in part._functions()]
     return sorted({variable.name for graph in graphs_called for variable in graph.variables})
+
+
+def is_constant(dataset: tf.data.Dataset, may_read_files: bool = False) -> bool:
+    """Returns whether nothing that a program does between two readings of a pipeline changes its examples.
+
+    It then begins with arrays, and its functions call no Python, and read no variable and, unless they may, no file.
+    """
+    parts = [*_all(dataset)]
+    if files_written(dataset) or any(not isinstance(part, _ARRAYS) for part in parts if not part._inputs()):
+        return False
+    functions = [function.function.graph.as_graph_def() for part in parts for function in part._functions()]
+    bodies = [nodes for graph in functions for nodes in (graph.node, *(f.node_def for f in graph.library.function))]
+    operations = {type(part).__name__ for part in parts} | {node.op for nodes in bodies for node in nodes}
+    reads = (_READS,) if may_read_files else (_READS, _READS_FILES)
+    # What else has a state, TensorFlow says, in messages of its own.
+    return not any(known.match(name) for known in reads for name in operations) and not stateful(dataset)
 
 
 def files_written(dataset: tf.data.Dataset) -> list[str]:

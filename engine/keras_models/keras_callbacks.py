@@ -32,6 +32,7 @@ from ..metrics.monitored import Monitored
 from ..metrics.sums import Sums, kinds_by_name, nan_if_missing, values_by_name
 from ..state import TrainState
 from ..strategies.base import Interrupted
+from .callback_attributes import Attributes
 
 _WHOLE_WEIGHTS_METHODS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
@@ -60,6 +61,8 @@ _STATE_ATTRIBUTES = {
 }
 _STOP = "stop_training of a Keras callback"
 _WITHOUT_STATE = ("CSVLogger", "LambdaCallback", "LearningRateScheduler", "RemoteMonitor", "TerminateOnNaN")
+# Keras's classes of callbacks whose subclasses' attributes are saved, which have no files or connections.
+_WITH_ATTRIBUTES = {"Callback", "MonitorCallback", "EarlyStopping", "ReduceLROnPlateau"}
 # Callbacks that need Keras's own loop, and their equivalents here.
 _INSTEAD = {
     "BackupAndRestore": "run_dir, from which a run resumes to the same bits,",
@@ -143,6 +146,8 @@ class KerasCallbacks(Windowed):
         self._unreset: Collection[str] = ()  # names of metrics that epochs do not reset
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
+        self._attributes_of: dict[Any, tuple[Attributes, str]] = {}  # of callbacks without get_state, each with a name,
+        self._texts: dict[str, tf.Variable] = {}  # by which checkpoints have them
         self._refused: dict[str, Any] = {}  # the model's methods that callbacks may call only when training ends
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
         # Each row of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
@@ -160,6 +165,12 @@ class KerasCallbacks(Windowed):
             if "EarlyStopping" in _kinds(callback) and callback.restore_best_weights
         ]
         self._best = {callback: state.of_hooks.variable(f"best_weights_{i}") for i, callback in enumerate(holding)}
+        self._attributes_of = {
+            callback: (Attributes(callback, state.variables, names), f"attributes_{i}")
+            for i, callback in enumerate(self.callbacks)
+            if (names := _saved_apart(callback)) is not None
+        }
+        self._texts = {name: state.of_hooks.variable(name) for _, name in self._attributes_of.values()}
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
         """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.
@@ -377,18 +388,23 @@ class KerasCallbacks(Windowed):
         if status.strategy.num_hosts > 1:  # the chief's history includes its callbacks' additions to logs
             states = status.strategy.exchange([*map(_callback_state, self._callbacks)])[0]
             for callback, state in () if status.strategy.is_chief else _matched(self._callbacks, states):
-                if state is not None and (callback is self.history or callback not in self._called):
-                    _set_state(callback, state)
+                if state["state"] is not None and (callback is self.history or callback not in self._called):
+                    _set_state(callback, state["state"])
 
     def host_state(self) -> dict:
         for callback, variable in self._best.items():
             weights = callback.best_weights or ()
             variable.assign(b"".join(np.ascontiguousarray(weight).tobytes() for weight in weights))
+        for attributes, name in self._attributes_of.values():
+            self._texts[name].assign(attributes.to_text() or "")
         # Of the best checkpoint, which is saved before callbacks see the evaluation's end, and the epoch's.
         is_evaluating = self._is_evaluating and not self.is_pending
         pending: dict[str, Any] = {"is_evaluating": True} if is_evaluating else {}
         pending |= {"is_pending": True, "several": self._several} if self.is_pending or is_evaluating else {}
-        return {"callbacks": [*map(_callback_state, self._callbacks)], "begun": [*self._begun], **pending}
+        states = [*map(_callback_state, self._callbacks)]
+        for callback, entry in zip(self._callbacks, states, strict=True):
+            entry |= {"attributes": self._attributes_of[callback][1]} if callback in self._attributes_of else {}
+        return {"callbacks": states, "begun": [*self._begun], **pending}
 
     def restore_host_state(self, values: dict) -> None:
         self._states = values.get("callbacks") or []
@@ -476,7 +492,11 @@ class KerasCallbacks(Windowed):
         """Restores the callbacks' state from a checkpoint. Returns the names of those without any."""
         without: list[str] = []
         states, self._states = self._states, []
-        for callback, state in _matched(self._callbacks, states):
+        for callback, entry in _matched(self._callbacks, states):
+            state, text = entry["state"], self._texts.get(entry.get("attributes", ""))
+            if text is not None and callback in self._attributes_of and (changed := text.numpy().decode()):
+                self._attributes_of[callback][0].restore(changed)
+                state = state or {}
             weights = self._best[callback].numpy() if callback in self._best else None
             has_best = not hasattr(callback, "set_state") and (state or {}).get("best") is not None
             if state is None or (weights == b"" and has_best):
@@ -537,18 +557,26 @@ def _callback_state(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
 
 
+def _saved_apart(callback: tf.keras.callbacks.Callback) -> Collection[str] | None:
+    """Returns the attributes that are saved apart, of a callback whose others are saved; None for others."""
+    kinds = {*_kinds(callback)}
+    if hasattr(callback, "get_state") or type(callback).__name__ in kinds or kinds - _WITH_ATTRIBUTES:
+        return None
+    return ("best_weights", *itertools.chain(*(names for name, names in _STATE_ATTRIBUTES.items() if name in kinds)))
+
+
 def _set_state(callback: tf.keras.callbacks.Callback, state: dict[str, Any]) -> None:
     """Restores the result of `_callback_state`."""
     callback.set_state(state) if hasattr(callback, "set_state") else vars(callback).update(state)
 
 
 def _matched(callbacks: Iterable[tf.keras.callbacks.Callback], states: Iterable[dict]) -> Iterator[tuple]:
-    """Yields each callback with the next state of its class, or None."""
+    """Yields each callback with the next entry of its class, or one without a state."""
     rest = list(states)
     for callback in callbacks:
         saved = next((entry for entry in rest if entry["kind"] == type(callback).__name__), {"state": None})
         rest = [entry for entry in rest if entry is not saved]
-        yield callback, saved["state"]
+        yield callback, saved
 
 
 def _is_on_chief(callback: tf.keras.callbacks.Callback) -> bool:

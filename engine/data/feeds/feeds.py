@@ -465,15 +465,17 @@ class StreamedFeed(Feed):
 
     def _batches(self, first_epoch: int, replay: Replay | None = None):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
+        is_ahead = self._is_constant or not self.order.has_epochs
         if not self.order.has_epochs:
             passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
-            epochs = self._batched(passes, tf.constant(0, tf.int64), replay).prefetch(_AHEAD)
+            epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
-        batches = untuned(self._with_shuffle_states(epochs).with_options(options))
+        epochs = self._with_shuffle_states(epochs)
+        batches = untuned((epochs.prefetch(_AHEAD) if is_ahead else epochs).with_options(options))
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.
@@ -503,14 +505,21 @@ class StreamedFeed(Feed):
         if replay:
             epoch = replay.note_epoch(epoch)
         batches = self._batched(self._shuffled(epoch), epoch, replay)
-        if not self.part.by_file:
-            return batches.prefetch(_AHEAD)  # to the epoch's end: what the next one reads may change before it
-        # Padded with empty batches to the length of the longest part.
-        steps = order.steps_per_epoch
-        nothing = tf.data.Dataset.range(steps).map(
-            lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
-        )
-        return batches.concatenate(nothing).take(steps).prefetch(_AHEAD)
+        if self.part.by_file:  # padded with empty batches to the length of the longest part
+            steps = order.steps_per_epoch
+            nothing = tf.data.Dataset.range(steps).map(
+                lambda _: tf.nest.map_structure(_empty_batch, self.part.stream.element_spec)
+            )
+            batches = batches.concatenate(nothing).take(steps)
+        return batches if self._is_constant else batches.prefetch(_AHEAD)
+
+    @functools.cached_property
+    def _is_constant(self) -> bool:
+        """Whether epochs may be read ahead over the end of the one before: no hook changes what they read."""
+        stream = self.part.stream
+        examples = stream.examples(self.order.seed, tf.constant(0, tf.int64))
+        # The files of an input are its data, which may not change while a run reads them.
+        return pipelines.is_constant(examples, may_read_files=bool(stream.files()))
 
     def _batched(self, examples: tf.data.Dataset, epoch: tf.Tensor, replay: Replay | None) -> tf.data.Dataset:
         order, stream = self.order, self.part.stream

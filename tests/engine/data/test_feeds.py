@@ -5,6 +5,7 @@ it sees into a variable, which is read back.
 """
 
 import collections
+import time
 import weakref
 
 import numpy as np
@@ -19,6 +20,7 @@ from crankshaft.engine.data.order import ChunkedOrder
 from crankshaft.engine.data.reader import Chunks, Reads
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.data.streamed import DatasetStream, count, divide
+from crankshaft.engine.internals import pipelines
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import Replicated
@@ -333,6 +335,18 @@ def test_data_that_changes_between_epochs_is_read_after_the_change(bench, kind, 
         level.assign(epoch)
         found.append(made.curve(6 * (epoch + 1)).tolist())
     assert found == [[0] * 6, [1] * 6, [2] * 6]
+
+
+def test_what_no_hook_can_change_is_read_ahead_over_an_epochs_end(bench, monkeypatch):
+    """As a variable would show, if it were none."""
+    monkeypatch.setattr(pipelines, "is_constant", lambda dataset, **_: True)
+    level = tf.Variable(0.0, trainable=False)
+    examples = tf.data.Dataset.from_tensor_slices(np.ones([24, 1], np.float32))
+    made = bench(Levels(), examples.map(lambda x: (x, level.read_value())), 4)
+    made.curve(6)
+    time.sleep(0.2)
+    level.assign(1.0)
+    assert made.curve(12)[0] == 0
 
 
 def test_chunks_of_an_earlier_epoch_are_released():

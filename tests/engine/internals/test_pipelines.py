@@ -69,6 +69,28 @@ def test_the_variables_that_functions_read_are_found():
     assert pipelines.variables(batches()) == []
 
 
+def test_a_pipeline_is_constant_if_nothing_outside_it_decides_its_examples(tmp_path):
+    level = tf.Variable(1.0)
+    constant = SLICES((X, Y)).shuffle(4, seed=1).map(lambda x, y: (x + tf.constant(X[0]), y)).batch(2).cache()
+    inner = SLICES([0, 1]).flat_map(lambda _: tf.data.Dataset.range(3).map(lambda i: i + 1))
+    for made in (constant, inner, tf.data.Dataset.zip(constant, inner.repeat())):
+        assert pipelines.is_constant(made)
+    path = f"{tmp_path}/a"
+    for made in (
+        generated(),
+        SLICES(Y).map(lambda y: y * level),
+        SLICES(Y).flat_map(lambda y: SLICES(Y).map(lambda y: y * level)),
+        SLICES(Y).map(lambda y: tf.numpy_function(lambda y: y, [y], tf.float32)),
+        constant.concatenate(generated()),
+        tf.data.TFRecordDataset(path),
+        SLICES(Y).snapshot(path),
+    ):
+        assert not pipelines.is_constant(made)
+    for made in (SLICES([path]).map(tf.io.read_file), SLICES([path]).interleave(tf.data.TFRecordDataset)):
+        assert not pipelines.is_constant(made)
+        assert pipelines.is_constant(made, may_read_files=True)
+
+
 def test_caches_and_snapshots_are_found_below_other_operations(tmp_path):
     cached = SLICES(X).cache(f"{tmp_path}/cache").map(lambda x: x)
     both = tf.data.Dataset.zip(cached, SLICES(Y).snapshot(f"{tmp_path}/snapshot")).batch(2)

@@ -414,7 +414,10 @@ class Counted(keras.callbacks.Callback):
 @pytest.mark.thorough
 def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     class Forgetful(keras.callbacks.Callback):
-        pass
+        """Has an attribute that can't be saved."""
+
+        def on_train_begin(self, logs=None):
+            self.seen = {object()}
 
     def run(folder, epochs):
         keras.utils.set_random_seed(1)

@@ -292,6 +292,59 @@ def test_a_run_with_averages_swapped_in_is_prolonged_with_the_weights_that_it_tr
     assert ours == fitted("ours", average(), made(), **more)[1]
 
 
+class Averaging(callbacks.Callback):
+    """Trains with the weights that it puts back as an epoch begins; their averages are in the model between epochs."""
+
+    trained: list[np.ndarray] | None = None
+
+    def on_train_begin(self, logs=None):
+        self.averages = [tf.Variable(weight) for weight in self.model.get_weights()]
+
+    def on_train_batch_end(self, batch, logs=None):
+        for average, weight in zip(self.averages, self.model.weights, strict=True):
+            average.assign(0.8 * average + 0.2 * weight)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.trained is not None:
+            self.model.set_weights(self.trained)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.trained = self.model.get_weights()
+        self.model.set_weights(self.averages)
+
+
+class LookingAhead(callbacks.EarlyStopping):
+    """Goes half of the way from the weights as an epoch began; with state of a class of Keras's, too."""
+
+    def __init__(self):
+        super().__init__("loss", patience=9)
+        self.ways = {(0, "first"): []}
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.slow = tuple(self.model.get_weights())
+
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        fast = self.model.get_weights()
+        self.ways[0, "first"].append(np.abs(fast[0] - self.slow[0]).max())
+        self.model.set_weights([slow + 0.5 * (new - slow) for slow, new in zip(self.slow, fast, strict=True)])
+
+
+@pytest.mark.parametrize("how", [{}, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("kind", [Averaging, LookingAhead])
+def test_what_a_callback_without_get_state_keeps_in_its_attributes_is_in_checkpoints(tmp_path, caplog, kind, how):
+    _, (expected, _) = fitted("keras", adam(), [kind()])
+    _, whole = fitted("ours", adam(), [kind()], **how)
+    np.testing.assert_allclose(whole[0], expected, rtol=1e-4)
+    for number, stop in enumerate(({"stop_at_step": 7}, {"stop_at_step": 5}, {"epochs": 2})):  # within an epoch, ...
+        fitted("ours", adam(), [kind()], run_dir=tmp_path / str(number), **how, **stop)
+        callback = kind()
+        _, resumed = fitted("ours", adam(), [callback], run_dir=tmp_path / str(number), **how)
+        assert resumed == whole
+    assert "begins again" not in caplog.text
+    assert kind is Averaging or [type(way) for way in callback.ways[0, "first"]] == [np.float32] * 4
+
+
 class Cycling(callbacks.Callback):
     """Sets another momentum before each batch, as one-cycle policies do."""
 
