@@ -22,6 +22,7 @@ from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import eager_variables
+from ..internals.variables import tf_variable
 from ..metrics.means import weighable
 from ..metrics.pairs import KerasSums, Mean, Pair
 from ..optimizers import KerasOptimizer
@@ -118,9 +119,8 @@ class OwnSteps:
             variables.update((id(variable), variable) for variable in trainable_variables or ())
 
         self._trace("train_step", note)
-        has_call = type(self._model).call is not tf.keras.Model.call
         is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
-        if keras.overrides(self._model, "test_step") or (has_call and not is_built):
+        if keras.overrides(self._model, "test_step") or (keras.has_call(self._model) and not is_built):
             self._trace("test_step", note)
         for path, optimizer in self._found.items():
             if id(optimizer) in updated:
@@ -216,8 +216,13 @@ class OwnSteps:
         # Without tf.function, if it decorates the step: the engine compiles steps, and replicas can't meet in others.
         step = getattr(step, "python_function", step)
         token = _apply.set(apply)
+        # Around servers other workers move, meanwhile, what the step assigns itself; what it applies an optimizer to it
+        # reads where it is.
+        trained = {id(v) for applied in self._applied.values() for v in applied.optimizer.all_variables}
+        values = step_context().values if step_context().is_training else []
+        values = [(variable, value) for variable, value in values if id(tf_variable(variable)) not in trained]
         try:
-            with self._applies:
+            with self._applies, keras.computing_with(values):
                 return step(self._to_data(batch))
         except (AttributeError, NotImplementedError, TypeError) as error:
             if "does not have a `call()`" in str(error):
