@@ -34,8 +34,16 @@ Trainable = TensorFlowTrainer
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
 # Whether the code in this context predicts.
 _predicts: contextvars.ContextVar[bool] = contextvars.ContextVar("predicts", default=False)
+# TensorFlow's own lists of an object's attributes.
+_TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
+
+# The error where a layer's additions to the loss may be another replica's.
+MIXED = (
+    "{}: its layers add to the loss (add_loss, activity_regularizer) and sum statistics across replicas of one "
+    "process; leave one of them out, or use a process for each replica (strategy=multi_worker)"
+)
 
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
     "floatx": lambda value: value in ("bfloat16", "float16", "float32", "float64"),
@@ -370,6 +378,17 @@ def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
     return bool(threads - {here})
 
 
+@contextlib.contextmanager
+def keeping_losses(model: tf.keras.layers.Layer) -> Iterator[None]:
+    """Keeps what a model's layers added to the loss here while other replicas, in this context, are traced."""
+    before = [(layer, added_losses(layer)) for layer in layers_in(model)]
+    try:
+        yield
+    finally:
+        for layer, losses in before:
+            layer._losses[:] = losses
+
+
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns the regularizers' values for the layers' trainable weights, each weight once. Scalars."""
     weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
@@ -571,7 +590,7 @@ def optimizers_in(model: tf.keras.Model) -> dict[str, tf.keras.optimizers.Optimi
 
     for layer in layers_in(model):
         for name, value in [*vars(layer).items()]:
-            if name not in KEPT_IN_LISTS and not name.startswith("_self_"):  # TensorFlow's lists of attributes
+            if name not in (*KEPT_IN_LISTS, *_TRACKED):
                 visit(name if layer is model else f"{layer.name}.{name}", value)
     return dict(found.values())
 

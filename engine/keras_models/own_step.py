@@ -223,7 +223,7 @@ class OwnSteps:
         values = [(variable, value) for variable, value in values if id(tf_variable(variable)) not in trained]
         try:
             with self._applies, keras.computing_with(values):
-                return step(self._to_data(batch))
+                returned = step(self._to_data(batch))
         except (AttributeError, NotImplementedError, TypeError) as error:
             if "does not have a `call()`" in str(error):
                 cure = f"define {method}, or leave evaluations out"
@@ -234,6 +234,10 @@ class OwnSteps:
             raise UsageError(f"{self._name}.{method} can't be compiled: {reason(error)}; {cure}") from error
         finally:
             _apply.reset(token)
+        here = [x for x in keras.own_losses([self._model]) if getattr(x, "graph", None) is step_context().graph]
+        if keras.mix_replicas(here):
+            raise UsageError(keras.MIXED.format(self._name))
+        return returned
 
     def _update(self, step: _Step, optimizer, gradients, trainable_variables=None) -> None:
         """Makes an update across replicas, in place of `apply` of one of the model's optimizers. Replica code."""
@@ -257,7 +261,8 @@ class OwnSteps:
                 )
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            gradients, examples = reduction.sum(local, step.examples, averages, variables)
+            with keras.keeping_losses(self._model):
+                gradients, examples = reduction.sum(local, step.examples, averages, variables)
             gradients = gradients.over(examples)
         else:
             step_context().applied.mark("Reduction.sum")

@@ -480,4 +480,31 @@ def test_averages_are_not_loaded_where_a_step_is_not_traced(tmp_path):
 def test_optimizers_have_the_names_of_the_attributes():
     """Not of TensorFlow's own lists of these: checkpoints have these names."""
     assert [*optimizers_in(measured())] == [*optimizers_in(guide())] == ["optimizer"]
-    assert [*optimizers_in(gan())] == ["optimizers.critic", "optimizers.generator"]
+    assert {*optimizers_in(gan())} == {"optimizer", "optimizers.critic", "optimizers.generator"}
+
+
+class Penalized(keras.Sequential):
+    """Reads what a layer adds to the loss also after `apply`, as the VQ-VAE of Keras's examples."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(data, training=True))) + sum(self.losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.added.update_state(sum(self.losses))
+        return {"loss": loss, "added": self.added.result()}
+
+
+def penalized(synchronized=False):
+    norm = [keras.layers.BatchNormalization(synchronized=True)] if synchronized else []
+    made = Penalized([keras.Input([6]), keras.layers.Dense(3, activity_regularizer="l2"), *norm, keras.layers.Dense(2)])
+    made.added = keras.metrics.Mean(name="added")
+    made.compile("sgd")
+    return made
+
+
+def test_on_replicas_what_layers_add_to_the_loss_is_each_ones_own():
+    _, expected, _ = trained(keras.Model.fit, penalized, (X,))
+    run = fit(penalized, X, seed=1, **ON_TWO, **HOW)
+    np.testing.assert_allclose(run.history.history["added"], expected["added"], rtol=2e-5)
+    with pytest.raises(UsageError, match=r"Penalized: its layers add to the loss .*and sum statistics across replicas"):
+        fit(functools.partial(penalized, synchronized=True), X, **ON_TWO, **HOW)
