@@ -379,13 +379,17 @@ def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
 
 
 @contextlib.contextmanager
-def keeping_losses(model: tf.keras.layers.Layer) -> Iterator[None]:
-    """Keeps what a model's layers added to the loss here while other replicas, in this context, are traced."""
-    before = [(layer, added_losses(layer)) for layer in layers_in(model)]
+def keeping_tensors(model: tf.keras.layers.Layer) -> Iterator[None]:
+    """Keeps a model's attributes that are tensors, and its losses, while other replicas are traced in this context."""
+    before = []
+    for layer in layers_in(model):
+        tensors = {name: x for name, x in vars(layer).items() if tf.is_tensor(x) and tf.is_symbolic_tensor(x)}
+        before.append((layer, tensors, added_losses(layer)))
     try:
         yield
     finally:
-        for layer, losses in before:
+        for layer, tensors, losses in before:
+            vars(layer).update(tensors)
             layer._losses[:] = losses
 
 

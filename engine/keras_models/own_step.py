@@ -174,6 +174,11 @@ class OwnSteps:
 
     def _adopt(self, path: str, optimizer, variables: Sequence, adopt) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if steps := inner.gradient_accumulation_steps:
+            raise UsageError(
+                f"{self._name}: {optimizer.name} has gradient_accumulation_steps={steps}, and each apply of a step is "
+                "an update; leave it out, or accumulate gradients in the step"
+            )
         options, scale = self._trainer.run_context.options, None
         clips = zip(CLIPS, (inner.global_clipnorm, inner.clipnorm, inner.clipvalue), strict=True)
         options = dataclasses.replace(options, **{name: value for name, value in clips if value})
@@ -261,7 +266,7 @@ class OwnSteps:
                 )
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            with keras.keeping_losses(self._model):
+            with keras.keeping_tensors(self._model):
                 gradients, examples = reduction.sum(local, step.examples, averages, variables)
             gradients = gradients.over(examples)
         else:

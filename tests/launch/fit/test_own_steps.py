@@ -213,6 +213,12 @@ def by_results(model, x, y):
     return {"loss": loss}
 
 
+def resets(model, x, y):
+    model.mean.reset_state()
+    model.mean.update_state(update(model, x, y))
+    return {"mean": model.mean.result()}
+
+
 def in_a_branch(model, x, y):
     loss = update(model, x, y)
     tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
@@ -249,6 +255,12 @@ REFUSED = {
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
     "sum of results": (lambda: with_metrics(of_results), {}, "computed from results of metrics .mean.*as it is"),
     "use of results": (lambda: with_metrics(by_results), {}, "computes with the result of the metric mean .Mul"),
+    "reset": (lambda: with_metrics(resets), {}, "resets the metric mean, whose result is that of an epoch; return"),
+    "accumulation": (
+        lambda: guide(keras.optimizers.SGD(gradient_accumulation_steps=2)),
+        {},
+        "Guide: .* has gradient_accumulation_steps=2, and each apply of a step is an update",
+    ),
     "branch": (lambda: with_metrics(in_a_branch), {}, "updates the metric mean within tf.cond"),
     "no sums": (lambda: with_metrics(keeps_the_largest), {}, "largest .Largest. has a state that is not made of sums"),
     "no gradient": (
@@ -484,27 +496,30 @@ def test_optimizers_have_the_names_of_the_attributes():
 
 
 class Penalized(keras.Sequential):
-    """Reads what a layer adds to the loss also after `apply`, as the VQ-VAE of Keras's examples."""
+    """Reads outputs and what a layer adds to the loss also after `apply`, as the VQ-VAE of Keras's examples."""
 
     def train_step(self, data):
         with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(self(data, training=True))) + sum(self.losses)
+            self.outputs_now = self(data, training=True)
+            loss = keras.ops.mean(keras.ops.square(self.outputs_now)) + sum(self.losses)
         self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
         self.added.update_state(sum(self.losses))
-        return {"loss": loss, "added": self.added.result()}
+        self.seen.update_state(self.outputs_now)
+        return {"loss": loss, "added": self.added.result(), "seen": self.seen.result()}
 
 
 def penalized(synchronized=False):
     norm = [keras.layers.BatchNormalization(synchronized=True)] if synchronized else []
     made = Penalized([keras.Input([6]), keras.layers.Dense(3, activity_regularizer="l2"), *norm, keras.layers.Dense(2)])
-    made.added = keras.metrics.Mean(name="added")
+    made.added, made.seen = keras.metrics.Mean(name="added"), keras.metrics.Mean(name="seen")
     made.compile("sgd")
     return made
 
 
-def test_on_replicas_what_layers_add_to_the_loss_is_each_ones_own():
+def test_on_replicas_what_a_model_keeps_in_a_step_is_each_ones_own():
     _, expected, _ = trained(keras.Model.fit, penalized, (X,))
     run = fit(penalized, X, seed=1, **ON_TWO, **HOW)
-    np.testing.assert_allclose(run.history.history["added"], expected["added"], rtol=2e-5)
+    for name in ("added", "seen"):
+        np.testing.assert_allclose(run.history.history[name], expected[name], rtol=2e-5, err_msg=name)
     with pytest.raises(UsageError, match=r"Penalized: its layers add to the loss .*and sum statistics across replicas"):
         fit(functools.partial(penalized, synchronized=True), X, **ON_TWO, **HOW)
