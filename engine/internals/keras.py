@@ -329,7 +329,7 @@ class Scope(tf.keras.StatelessScope):
         super().__init__(pairs, collect_losses=True, initialize_variables=False)
         self._graph = graph
         self._given = {id(variable): value for variable, value in pairs}
-        self.assigned = {}
+        self.assigned: dict[int, tuple] = {}
 
     def get_current_value(self, variable):
         value = super().get_current_value(variable)

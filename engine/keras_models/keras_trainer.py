@@ -226,6 +226,7 @@ class KerasTrainer(Trainer):
             if keras.has_call(self.model):
                 build_layers(self, self.model)
         else:
+            vars(self.model).pop("optional_in_checkpoint", None)  # of one that was loaded to predict
             self.run_context = dataclasses.replace(self.run_context, reports_loss=False)  # it may return none
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)
