@@ -21,6 +21,7 @@ INTERNALS = {
     "*::test_fit_with_data_adapter_generator": "a generator that has ended is an error in a second epoch",
     "*::test_functional_dict_outputs_dict_losses_invalid_keys": "Keras's KeyError is explained by another error",
     "*::test_multi_optimizer_with_model_fit": "an optimizer with its own apply is refused",
+    "*::test_retracing": "counts Python's calls of train_step, which is also traced for its variables and its checks",
     "*::test_custom_summary": "a layer's own summaries are written in training only",
 }
 

@@ -243,11 +243,7 @@ class Trainer(tf.Module):
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         added = keras.own_losses(layers)
         if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
-            raise UsageError(
-                f"{type(self).__name__}: its layers add to the loss (add_loss, activity_regularizer) and sum "
-                "statistics across replicas of one process; leave one of them out, or use a process for each replica "
-                "(strategy=multi_worker)"
-            )
+            raise UsageError(keras.MIXED.format(type(self).__name__))
         if not (added := [*added, *keras.regularization(layers)]):
             return None
         inputs = tf.nest.flatten(batch, expand_composites=True)

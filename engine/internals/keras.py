@@ -8,6 +8,7 @@ They find layers' state other than trained weights, and their additions to the l
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import random
 import threading
@@ -22,6 +23,7 @@ from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.utils import rng_utils
 
+from ..errors import UsageError
 from . import graphs
 from .tensorflow import default_strategy, restore_random_state
 from .variables import assign_local, own_copy, read_local, tf_variable, update_alone
@@ -30,8 +32,18 @@ from .variables import assign_local, own_copy, read_local, tf_variable, update_a
 Trainable = TensorFlowTrainer
 # A layer's lists of all its layers, variables and metrics, in the order of creation.
 KEPT_IN_LISTS = ("_layers", "_trainable_variables", "_non_trainable_variables", "_metrics")
+# Whether the code in this context predicts.
+_predicts: contextvars.ContextVar[bool] = contextvars.ContextVar("predicts", default=False)
+# TensorFlow's own lists of an object's attributes.
+_TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
 # An optimizer's attribute with the variables that it updates, which belong to a model.
 UPDATED = "_trainable_variables"
+
+# The error where a layer's additions to the loss may be another replica's.
+MIXED = (
+    "{}: its layers add to the loss (add_loss, activity_regularizer) and sum statistics across replicas of one "
+    "process; leave one of them out, or use a process for each replica (strategy=multi_worker)"
+)
 
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
     "floatx": lambda value: value in ("bfloat16", "float16", "float32", "float64"),
@@ -96,8 +108,34 @@ def with_optional(model: tf.keras.layers.Layer, features: Any) -> Any:
 
 
 def call(model: tf.keras.layers.Layer, inputs: Any, **training: bool) -> Any:
-    """Calls a model as Keras's `fit` does: one whose `call` has no `training` computes as in inference."""
+    """Calls a model as Keras's `fit` does: one whose `call` has no `training` computes as in inference.
+
+    Within `predicting` as its `predict` does, which calls a `predict_step` of the model's own.
+    """
+    if _predicts.get() and isinstance(model, Trainable):
+        if overrides(model, "predict_step"):
+            return model.predict_step(tf.keras.utils.pack_x_y_sample_weight(inputs))
+        if not has_call(model):
+            raise UsageError(
+                f"{type(model).__name__} has no call, so it has no predictions; define call or predict_step, or call "
+                "predict of one of its parts"
+            )
     return model(inputs, **(training if takes_training(model) else {}))
+
+
+@contextlib.contextmanager
+def predicting() -> Iterator[None]:
+    """Makes `call` compute predictions in this context."""
+    token = _predicts.set(True)
+    try:
+        yield
+    finally:
+        _predicts.reset(token)
+
+
+def has_call(model: tf.keras.layers.Layer) -> bool:
+    """Returns whether a model defines `call`, which one that only its own `train_step` computes with may lack."""
+    return type(model).call is not tf.keras.Model.call
 
 
 def takes_training(model: tf.keras.layers.Layer) -> bool:
@@ -237,7 +275,7 @@ def computing_with(values: Sequence[tuple], variables: Sequence = (), tape: tf.G
     if not values:
         yield variables
         return
-    with Scope(values) as scope:
+    with Scope(values, tf.compat.v1.get_default_graph()) as scope:
         by_id = {id(variable): value for variable, value in values}
         sources = [by_id.get(id(variable), variable) for variable in variables]
         if tape is not None:
@@ -282,12 +320,16 @@ class Scope(tf.keras.StatelessScope):
 
     Gradients pass an assigned value as they pass a variable that was assigned one: to the variable's given value, and
     not to what the assigned one was computed from.
+
+    Args:
+      graph: the only one in which assignments are made: in a branch of it they would become unconditional.
     """
 
-    def __init__(self, pairs):
+    def __init__(self, pairs, graph: tf.Graph | None = None):
         super().__init__(pairs, collect_losses=True, initialize_variables=False)
+        self._graph = graph
         self._given = {id(variable): value for variable, value in pairs}
-        self.assigned = {}
+        self.assigned: dict[int, tuple] = {}
 
     def get_current_value(self, variable):
         value = super().get_current_value(variable)
@@ -295,6 +337,11 @@ class Scope(tf.keras.StatelessScope):
 
     def add_update(self, update):
         variable, value = update
+        if self._graph not in (None, tf.compat.v1.get_default_graph()):
+            raise UsageError(
+                f"{variable.path} is assigned within tf.cond, a loop or a tf.function, and with parameter servers at "
+                "the step's end alone; assign it outside of these, by tf.where(condition, new, old)"
+            )
         self.assigned[id(variable)] = update
         value, given = tf.stop_gradient(value), self._given.get(id(variable))
         if given is not None and given.dtype.is_floating:
@@ -329,6 +376,21 @@ def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
     here = threading.get_ident()
     threads = {vars(loss).setdefault("read_in_thread", here) for loss in losses}  # notes the first to read each
     return bool(threads - {here})
+
+
+@contextlib.contextmanager
+def keeping_tensors(model: tf.keras.layers.Layer) -> Iterator[None]:
+    """Keeps a model's attributes that are tensors, and its losses, while other replicas are traced in this context."""
+    before = []
+    for layer in layers_in(model):
+        tensors = {name: x for name, x in vars(layer).items() if tf.is_tensor(x) and tf.is_symbolic_tensor(x)}
+        before.append((layer, tensors, added_losses(layer)))
+    try:
+        yield
+    finally:
+        for layer, tensors, losses in before:
+            vars(layer).update(tensors)
+            layer._losses[:] = losses
 
 
 def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
@@ -532,7 +594,7 @@ def optimizers_in(model: tf.keras.Model) -> dict[str, tf.keras.optimizers.Optimi
 
     for layer in layers_in(model):
         for name, value in [*vars(layer).items()]:
-            if name not in KEPT_IN_LISTS:
+            if name not in (*KEPT_IN_LISTS, *_TRACKED):
                 visit(name if layer is model else f"{layer.name}.{name}", value)
     return dict(found.values())
 

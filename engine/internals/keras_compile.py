@@ -143,7 +143,7 @@ class NotedMetrics:
     """
 
     def __init__(self, metrics: Iterable[tf.keras.metrics.Metric | None] = ()):
-        self._taken = TakenOver({"update_state": _update_state, "result": _result})
+        self._taken = TakenOver({"update_state": _update_state, "result": _result, "reset_state": _reset_state})
         self.note(metrics)
 
     def note(self, metrics: Iterable[tf.keras.metrics.Metric | None]) -> None:
@@ -264,6 +264,15 @@ def _result(metric: tf.keras.metrics.Metric):
         return notes.results[-1][0]
 
     return {key: noted(x, key) for key, x in result.items()} if isinstance(result, dict) else noted(result)
+
+
+def _reset_state(metric: tf.keras.metrics.Metric) -> None:
+    if _notes.get() is not None:
+        raise UsageError(
+            f"the step resets the metric {metric.name}, whose result is that of an epoch; return a batch's number "
+            "itself, and leave metrics to be reset where epochs begin"
+        )
+    type(metric).reset_state(metric)
 
 
 def is_mean(metric: tf.keras.metrics.Metric) -> bool:

@@ -118,7 +118,7 @@ def _from_plain(plain: Any, present: Any) -> Any:
             present[:] = items
             return present
         return items
-    encoded = plain.get("tensor", plain.get("array"))
+    encoded = plain["tensor"] if "tensor" in plain else plain["array"]
     array = np.frombuffer(base64.b64decode(encoded), plain["dtype"]).reshape(plain["shape"]).copy()
     if isinstance(present, VARIABLES):
         present.assign(array)

@@ -214,9 +214,19 @@ class KerasTrainer(Trainer):
                 "pass a function that makes and compiles the model"
             )
         self.wants_jit = bool(self.model.jit_compile)
-        if self.run_context.only_predicts:
-            build_layers(self, self.model)
+        if self.run_context.only_predicts:  # what the optimizers are applied to is unknown
+            if self.run_context.options.ema_decay:
+                raise UsageError(
+                    f"ema_decay: {type(self.model).__name__}.{method} decides which weights are averaged, and only the "
+                    "features of its data are known here; take the model of a run with the data (open_run)"
+                )
+            owners = {path.partition(".")[0] for path in keras.optimizers_in(self.model)}
+            self.optional_in_checkpoint = ("own_",)
+            vars(self.model)["optional_in_checkpoint"] = tuple(f"{owner}/" for owner in owners)
+            if keras.has_call(self.model):
+                build_layers(self, self.model)
         else:
+            vars(self.model).pop("optional_in_checkpoint", None)  # of one that was loaded to predict
             self.run_context = dataclasses.replace(self.run_context, reports_loss=False)  # it may return none
             self._own_steps = own_step.OwnSteps(self, self._to_data)
             self._own_steps.build(self._adopt)

@@ -22,6 +22,7 @@ from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import eager_variables
+from ..internals.variables import tf_variable
 from ..metrics.means import weighed_by
 from ..metrics.pairs import KerasSums, Mean, Pair
 from ..optimizers import KerasOptimizer
@@ -118,9 +119,8 @@ class OwnSteps:
             variables.update((id(variable), variable) for variable in trainable_variables or ())
 
         self._trace("train_step", note)
-        has_call = type(self._model).call is not tf.keras.Model.call
         is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
-        if keras.overrides(self._model, "test_step") or (has_call and not is_built):
+        if keras.overrides(self._model, "test_step") or (keras.has_call(self._model) and not is_built):
             self._trace("test_step", note)
         for path, optimizer in self._found.items():
             if id(optimizer) in updated:
@@ -174,6 +174,11 @@ class OwnSteps:
 
     def _adopt(self, path: str, optimizer, variables: Sequence, adopt) -> None:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
+        if steps := inner.gradient_accumulation_steps:
+            raise UsageError(
+                f"{self._name}: {optimizer.name} has gradient_accumulation_steps={steps}, and each apply of a step is "
+                "an update; leave it out, or accumulate gradients in the step"
+            )
         options, scale = self._trainer.run_context.options, None
         clips = zip(CLIPS, (inner.global_clipnorm, inner.clipnorm, inner.clipvalue), strict=True)
         options = dataclasses.replace(options, **{name: value for name, value in clips if value})
@@ -216,9 +221,14 @@ class OwnSteps:
         # Without tf.function, if it decorates the step: the engine compiles steps, and replicas can't meet in others.
         step = getattr(step, "python_function", step)
         token = _apply.set(apply)
+        # Around servers other workers move, meanwhile, what the step assigns itself; what it applies an optimizer to it
+        # reads where it is.
+        trained = {id(v) for applied in self._applied.values() for v in applied.optimizer.all_variables}
+        values = step_context().values if step_context().is_training else []
+        values = [(variable, value) for variable, value in values if id(tf_variable(variable)) not in trained]
         try:
-            with self._applies:
-                return step(self._to_data(batch))
+            with self._applies, keras.computing_with(values):
+                returned = step(self._to_data(batch))
         except (AttributeError, NotImplementedError, TypeError) as error:
             if "does not have a `call()`" in str(error):
                 cure = f"define {method}, or leave evaluations out"
@@ -229,6 +239,10 @@ class OwnSteps:
             raise UsageError(f"{self._name}.{method} can't be compiled: {reason(error)}; {cure}") from error
         finally:
             _apply.reset(token)
+        here = [x for x in keras.own_losses([self._model]) if getattr(x, "graph", None) is step_context().graph]
+        if keras.mix_replicas(here):
+            raise UsageError(keras.MIXED.format(self._name))
+        return returned
 
     def _update(self, step: _Step, optimizer, gradients, trainable_variables=None) -> None:
         """Makes an update across replicas, in place of `apply` of one of the model's optimizers. Replica code."""
@@ -252,7 +266,8 @@ class OwnSteps:
                 )
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            gradients, examples = reduction.sum(local, step.examples, averages, variables)
+            with keras.keeping_tensors(self._model):
+                gradients, examples = reduction.sum(local, step.examples, averages, variables)
             gradients = gradients.over(examples)
         else:
             step_context().applied.mark("Reduction.sum")

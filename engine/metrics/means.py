@@ -83,15 +83,15 @@ def root_mean_square(values: Any, weights: Any = None) -> RootMean:
       >>> float(pair.total), float(pair.count)
       (34.0, 2.0)
     """
-    return _weighable_mean(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
+    return _weighed_mean(RootMean, mean(tf.square(tf.cast(values, tf.float32)), weights))
 
 
 def exp_mean(values: Any, weights: Any = None) -> ExpMean:
     """Returns the pair of e to the mean, e.g. the perplexity of losses. Arguments as `mean`'s."""
-    return _weighable_mean(ExpMean, mean(values, weights))
+    return _weighed_mean(ExpMean, mean(values, weights))
 
 
-def _weighable_mean(kind: type[Mean], pair: Mean) -> Any:
+def _weighed_mean(kind: type[Mean], pair: Mean) -> Any:
     weigh = pair.weigh
     assert weigh  # as `mean` sets it
     return weighed_by(kind(*pair), lambda examples: kind(*weigh(examples)), pair.has_weights)

@@ -89,7 +89,7 @@ class ModelPredictor:
     def __init__(self, model: tf.keras.Model, check: Callable[[Any], Any]):
         with isolation.Isolation().entered():
             self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
-        self._prediction, self._check = Prediction(functools.partial(_predict, model)), check
+        self._prediction, self._check = Prediction(_caller(model)), check
 
     def __call__(self, split: Split, size: int) -> Any:
         """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
@@ -119,10 +119,15 @@ def on_one_device(trainer: Trainer) -> Strategy:
 
 def _predict(forward: Callable[..., Any], features: Any) -> Any:
     """Computes outputs as users get them: those of 16-bit floats are float32, and others keep their dtypes."""
-    outputs = forward(features, training=False)
+    with keras.predicting():
+        outputs = forward(features, training=False)
     if any(output is None for output in tf.nest.flatten(outputs)):
         raise UsageError("an output of the model is None, so it has no predictions; predict with a model of the others")
     return tf.nest.map_structure(keras.in_float32, outputs)
+
+
+def _caller(model: tf.keras.layers.Layer) -> Callable[[Any], Any]:
+    return functools.partial(_predict, functools.partial(keras.call, model))
 
 
 def _outputs(
@@ -219,7 +224,7 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     if name is not None:
         model = weights.keras_model(trainer, name)
         inputs = keras.symbolic_inputs(model)
-        return functools.partial(_predict, model), data_features if inputs is None else _batch_specs(inputs)
+        return _caller(model), data_features if inputs is None else _batch_specs(inputs)
     forward = functools.partial(_predict, trainer.forward)
     if type(trainer).forward is not Trainer.forward or (inputs := keras.symbolic_inputs(trainer.model)) is None:
         return forward, data_features
@@ -227,7 +232,7 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     if len(shapes) == len(input_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, input_shapes)):
         return forward, data_features
     try:
-        tf.function(trainer.forward, autograph=False).get_concrete_function(data_features, training=False)
+        tf.function(forward, autograph=False).get_concrete_function(data_features)
     except (TypeError, ValueError):  # Keras's errors for other features
         return forward, _batch_specs(inputs)
     return forward, data_features

@@ -46,7 +46,7 @@ OF_OWNERS = {
     ),
     _LAYER: (
         "_call_has_training_arg _dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables "
-        "_metrics _seed_generators _tracker _trainable_variables"
+        "_losses _metrics _seed_generators _tracker _trainable_variables"
     ),
     "keras.layers.BatchNormalization": "_moments _reduction_axes",
     "keras.src.losses.losses.LossFunctionWrapper": "_fn_kwargs",
@@ -62,7 +62,9 @@ OF_OWNERS = {
     "tensorflow.python.ops.script_ops": "_py_funcs",
     "tensorflow.python.ops.summary_ops_v2": "_summary_state",
     "keras.src.ops.function.Function": "_inputs_struct _run_through_graph",
-    "tensorflow.python.trackable.base.Trackable": "_serialize_to_tensors",
+    "tensorflow.python.trackable.base.Trackable": (
+        "_self_unconditional_checkpoint_dependencies _self_unconditional_dependency_names _serialize_to_tensors"
+    ),
     f"{_REDUCE}.coordinator.values.RemoteValueImpl": "_type_spec",
     f"{_REDUCE}.coordinator.values.PerWorkerValues": "_values",
     "tensorflow.python.eager.context": "anonymous_name",

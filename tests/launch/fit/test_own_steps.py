@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import UsageError, fit
-from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, X, Y, gan, guide, slow, vae
+from crankshaft import UsageError, fit, load_model
+from crankshaft import run as crankshaft_run
+from crankshaft.engine.internals.keras import optimizers_in
+from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
+from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, Stops, X, Y, gan, guide, measured, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
 MODELS = pathlib.Path(__file__).with_name("own_step_models.py")
@@ -80,16 +83,6 @@ def test_replicas_compute_what_kerass_fit_computes(name, replicas):
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-5)
     assert_same_metrics(name, run.history.history, expected, 2e-5)
-
-
-class Stops(keras.callbacks.Callback):
-    """Ends the training after the second batch of the second epoch."""
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epoch = epoch
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.model.stop_training |= (self.epoch, batch) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +213,12 @@ def by_results(model, x, y):
     return {"loss": loss}
 
 
+def resets(model, x, y):
+    model.mean.reset_state()
+    model.mean.update_state(update(model, x, y))
+    return {"mean": model.mean.result()}
+
+
 def in_a_branch(model, x, y):
     loss = update(model, x, y)
     tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
@@ -256,6 +255,12 @@ REFUSED = {
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
     "sum of results": (lambda: with_metrics(of_results), {}, "computed from results of metrics .mean.*as it is"),
     "use of results": (lambda: with_metrics(by_results), {}, "computes with the result of the metric mean .Mul"),
+    "reset": (lambda: with_metrics(resets), {}, "resets the metric mean, whose result is that of an epoch; return"),
+    "accumulation": (
+        lambda: guide(keras.optimizers.SGD(gradient_accumulation_steps=2)),
+        {},
+        "Guide: .* has gradient_accumulation_steps=2, and each apply of a step is an update",
+    ),
     "branch": (lambda: with_metrics(in_a_branch), {}, "updates the metric mean within tf.cond"),
     "no sums": (lambda: with_metrics(keeps_the_largest), {}, "largest .Largest. has a state that is not made of sums"),
     "no gradient": (
@@ -362,40 +367,159 @@ def seeded():
 
 
 if __name__ == "__main__":
+    if options.pop("stops", False):
+        options["callbacks"] = [own_step_models.Stops()]
     run = crankshaft.fit(seeded, *(part[:37] for part in data), strategy=strategy, jit="off", **options)
-    print(json.dumps([run.history.history, [weight.numpy().ravel().tolist() for weight in run.model.weights]]))
+    weights = [weight.numpy().ravel().tolist() for weight in run.model.weights]
+    print(json.dumps([run.history.history, weights, run.result["step"]]))
 """
+
+
+def processes(crank, folder, name, strategy, tasks, **options):
+    """Trains a case in processes of its own; returns the history, weights and step that each of them ends with."""
+    shutil.copy(MODELS, folder)
+    (folder / "train.py").write_text(SCRIPT)
+    end = crank(*tasks, "--", folder / "train.py", name, strategy, json.dumps(HOW | options), command="local").ok()
+    printed = [json.loads(line[line.index("[{") :]) for line in end.out.splitlines() if "[{" in line]
+    assert len(printed) == (1 if strategy == "parameter_server" else 2)
+    return printed
+
+
+PAIR, ALONE, TWO = ["--workers=2"], ["--workers=1", "--ps=1"], ["--workers=2", "--ps=1"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "strategy", "tasks"),
-    [(name, "multi_worker", ["--workers=2"]) for name in ON_SEVERAL]
-    + [(name, "parameter_server", ["--workers=1", "--ps=1"]) for name in ("gan", "scaled", "vae")],
+    [(name, "multi_worker", PAIR) for name in ON_SEVERAL]
+    + [(name, "parameter_server", ALONE) for name in ("gan", "scaled", "vae", "follower", "guide", "distiller")],
 )
 def test_processes_compute_what_kerass_fit_computes(name, strategy, tasks, crank, tmp_path):
     """Around servers one worker alone: two would update by turns that time decides."""
     make, data, _ = CASES[name]
     theirs, expected, _ = trained(keras.Model.fit, make, tuple(part[:37] for part in data))
-    shutil.copy(MODELS, tmp_path)
-    (tmp_path / "train.py").write_text(SCRIPT)
-    end = crank(*tasks, "--", tmp_path / "train.py", name, strategy, json.dumps(HOW), command="local").ok()
-    printed = [
-        json.loads(line[line.index("[{") :]) for line in end.out.splitlines() if '"loss"' in line or '"d"' in line
-    ]
-    assert len(printed) == (1 if strategy == "parameter_server" else 2)
-    for history, weights in printed:
+    for history, weights, _ in processes(crank, tmp_path, name, strategy, tasks):
         assert_same_metrics(name, history, expected, 2e-5)
         for ours, other in zip(weights, theirs.get_weights(), strict=True):
             np.testing.assert_allclose(ours, other.ravel(), rtol=2e-5, atol=2e-5)
 
 
 @pytest.mark.slow
-def test_with_servers_what_a_step_computes_from_its_own_state_is_refused(crank, tmp_path):
-    """Keras's `assign_add` reads and writes: of two workers one's would be lost."""
+@pytest.mark.parametrize(
+    ("name", "strategy", "tasks"),
+    [(name, *where) for name in ("gan", "guide") for where in (("multi_worker", PAIR), ("parameter_server", ALONE))],
+)
+def test_a_resume_in_processes_has_the_same_bits(name, strategy, tasks, crank, tmp_path):
+    """In mid-epoch; the last batch of each has one example."""
+    folder = {"run_dir": str(tmp_path / "run")}
+    whole = processes(crank, tmp_path, name, strategy, tasks)
+    stopped = processes(crank, tmp_path, name, strategy, tasks, **folder, stops=True)
+    assert [step for *_, step in stopped] == [6] * len(stopped)
+    assert processes(crank, tmp_path, name, strategy, tasks, **folder) == whole
+
+
+@pytest.mark.slow
+def test_workers_around_servers_lose_nothing_that_a_step_assigns(crank, tmp_path):
+    """Each worker adds to what the others have made of a counter, also if it reads it as its step begins."""
+    [(_, weights, step)] = processes(crank, tmp_path, "follower", "parameter_server", TWO, epochs=20)
+    assert weights[1] == [step] == [80]  # seen
+
+
+@pytest.mark.slow
+def test_around_servers_an_assignment_in_a_branch_is_refused(crank, tmp_path):
     shutil.copy(MODELS, tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
-    line = [tmp_path / "train.py", "follower", "parameter_server", json.dumps(HOW)]
-    end = crank("--workers=2", "--ps=1", "--", *line, command="local")
+    line = [tmp_path / "train.py", "slow", "parameter_server", json.dumps(HOW)]
+    end = crank(*ALONE, "--", *line, command="local")
     assert end.code == 2, end.err
-    assert "follower/seen []: the step assigns a value computed from its own value" in end.err
+    assert "is assigned within tf.cond, a loop or a tf.function, and with parameter servers" in end.err
+
+
+class Doubling(keras.Sequential):
+    def predict_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return {"twice": 2 * self(x), "number": tf.range(tf.shape(x)[0])}
+
+
+def doubling():
+    made = Doubling([keras.Input([6]), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
+
+
+@pytest.mark.parametrize("where", [{}, pytest.param(ON_TWO, marks=pytest.mark.thorough)])
+def test_a_predict_step_of_ones_own_makes_all_predictions(where, tmp_path):
+    run = fit(doubling, X, Y, run_dir=tmp_path / "run", **HOW, **where)
+    expected = 2 * (X @ run.model.weights[0].numpy() + run.model.weights[1].numpy())
+    saved = load_model(tmp_path / "run", trainer_class=KerasTrainer.for_model(doubling))
+    for predicted in (
+        run.predict(X),
+        run.predict(X, "model"),
+        run.model.predict(X, verbose=0),
+        saved.predict(X, verbose=0),
+        saved.predict(tf.data.Dataset.from_tensor_slices(X)),
+    ):
+        np.testing.assert_allclose(predicted["twice"], expected, rtol=1e-5, atol=1e-6)
+        assert predicted["number"].shape == (42,)
+
+
+def test_a_model_without_call_is_loaded_and_says_what_predicts(tmp_path):
+    run = fit(gan, X, run_dir=tmp_path, jit="off", **HOW)
+    with pytest.raises(UsageError, match="Gan has no call, so it has no predictions; define call or predict_step"):
+        run.predict(X)
+    saved = load_model(tmp_path, trainer_class=KerasTrainer.for_model(gan))
+    np.testing.assert_array_equal(saved.generator(X[:, :2]), run.model.generator(X[:, :2]))
+
+
+def test_a_saved_run_predicts_without_its_data(tmp_path):
+    """From features alone a step can't be traced, so what its optimizers have is left in the checkpoint."""
+    run = fit(guide, X, KINDS, run_dir=tmp_path / "run", jit="off", **HOW)
+    trainer_class, expected = KerasTrainer.for_model(guide), run.predict(X)
+    saved = load_model(tmp_path / "run", trainer_class=trainer_class)
+    np.testing.assert_allclose(saved.predict(X, verbose=0), expected, rtol=1e-5)
+    to = {"run_dir": tmp_path / "run", "output": tmp_path / "exported"}
+    exported = crankshaft_run(trainer_class, data=((X, KINDS),), mode="export", **to)
+    serve = tf.saved_model.load(exported.result["export"]).signatures["serving_default"]
+    np.testing.assert_allclose(serve(features=tf.constant(X))["outputs"], expected, rtol=1e-5)
+
+
+def test_averages_are_not_loaded_where_a_step_is_not_traced(tmp_path):
+    fit(guide, X, KINDS, run_dir=tmp_path, ema_decay=0.9, jit="off", **HOW)
+    with pytest.raises(UsageError, match=r"ema_decay: Guide.train_step decides which weights.*take the model of a run"):
+        load_model(tmp_path, trainer_class=KerasTrainer.for_model(guide))
+
+
+def test_optimizers_have_the_names_of_the_attributes():
+    """Not of TensorFlow's own lists of these: checkpoints have these names."""
+    assert [*optimizers_in(measured())] == [*optimizers_in(guide())] == ["optimizer"]
+    assert {*optimizers_in(gan())} == {"optimizer", "optimizers.critic", "optimizers.generator"}
+
+
+class Penalized(keras.Sequential):
+    """Reads outputs and what a layer adds to the loss also after `apply`, as the VQ-VAE of Keras's examples."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            self.outputs_now = self(data, training=True)
+            loss = keras.ops.mean(keras.ops.square(self.outputs_now)) + sum(self.losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        self.added.update_state(sum(self.losses))
+        self.seen.update_state(self.outputs_now)
+        return {"loss": loss, "added": self.added.result(), "seen": self.seen.result()}
+
+
+def penalized(synchronized=False):
+    norm = [keras.layers.BatchNormalization(synchronized=True)] if synchronized else []
+    made = Penalized([keras.Input([6]), keras.layers.Dense(3, activity_regularizer="l2"), *norm, keras.layers.Dense(2)])
+    made.added, made.seen = keras.metrics.Mean(name="added"), keras.metrics.Mean(name="seen")
+    made.compile("sgd")
+    return made
+
+
+def test_on_replicas_what_a_model_keeps_in_a_step_is_each_ones_own():
+    _, expected, _ = trained(keras.Model.fit, penalized, (X,))
+    run = fit(penalized, X, seed=1, **ON_TWO, **HOW)
+    for name in ("added", "seen"):
+        np.testing.assert_allclose(run.history.history[name], expected[name], rtol=2e-5, err_msg=name)
+    with pytest.raises(UsageError, match=r"Penalized: its layers add to the loss .*and sum statistics across replicas"):
+        fit(functools.partial(penalized, synchronized=True), X, **ON_TWO, **HOW)
