@@ -471,6 +471,7 @@ def test_a_model_without_call_is_loaded_and_says_what_predicts(tmp_path):
     np.testing.assert_array_equal(saved.generator(X[:, :2]), run.model.generator(X[:, :2]))
 
 
+@pytest.mark.thorough
 def test_a_saved_run_predicts_without_its_data(tmp_path):
     """From features alone a step can't be traced, so what its optimizers have is left in the checkpoint."""
     run = fit(guide, X, KINDS, run_dir=tmp_path / "run", jit="off", **HOW)
