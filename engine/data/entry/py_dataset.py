@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +16,16 @@ import tensorflow as tf
 
 from ... import logging
 from ...errors import CrankshaftError, SourceError
+from ...machine import memory
 from .. import form
 from ..arrays import RaggedArray, as_dense
 from ..frames import as_float32
 from ..reader import fits
 from ..source import Source, Spec
 from ..streamed import Stream, rows_as_tensors
+
+_SILENT_SECONDS = 5.0  # of reading, before a line says so
+_ARRAY_BYTES = 400  # of an array besides its values, and of its place in a batch
 
 
 def without_optional(features: Any) -> Any:
@@ -229,9 +235,22 @@ class GeneratorStream(Stream):
         self.element_spec = _spec(*first)
         self.ends, self.length = False, tf.data.INFINITE_CARDINALITY
         if ends:
-            read = [*self._batches]
+            read = [*self._until_full(self._batches)]
             self.ends, self.length = True, sum(len(tf.nest.flatten(batch)[0]) for batch in read)
             self._batches = iter(read)
+
+    def _until_full(self, batches: Iterator) -> Iterator:
+        """Yields batches while they fit into memory; says what goes on, since a generator may never end."""
+        left, said_at = memory.available_bytes() / 2, time.monotonic() + _SILENT_SECONDS
+        what, fix = f"the {self._name} is read to its end, for the length of an epoch", "give steps_per_epoch"
+        for number, batch in enumerate(batches, 1):
+            left -= sum(array.nbytes + _ARRAY_BYTES for array in tf.nest.flatten(batch))
+            if left < 0:
+                raise SourceError(f"{what}, and {number:,} batches fill half of the free memory; {fix}")
+            if time.monotonic() > said_at:
+                said_at = math.inf
+                logging.warning("%s: %s batches so far; if it never ends, %s", what, f"{number:,}", fix)
+            yield batch
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)

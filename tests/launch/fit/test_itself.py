@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import re
 import weakref
 from typing import ClassVar
@@ -472,6 +473,13 @@ def test_a_generator_is_an_epoch_and_no_second_one():
         crankshaft.fit(model(), (batch for batch in [(X, Y), (X[:, :2], Y)]), verbose=0)
     with pytest.raises(crankshaft.UsageError, match=r"of shape \[2\], and at first there are \[3\]"):
         crankshaft.fit(model(), (batch for batch in [(X, Y), (X, Y), (X[:, :2], Y)]), verbose=0)
+
+
+def test_a_generator_without_an_end_is_named_before_it_fills_the_memory(monkeypatch):
+    monkeypatch.setattr("crankshaft.engine.machine.memory.available_bytes", lambda: 50e6)
+    endless = itertools.repeat((X, Y))
+    with pytest.raises(crankshaft.UsageError, match="fill half of the free memory; give steps_per_epoch"):
+        crankshaft.fit(model(), (batch for batch in endless), verbose=0)
 
 
 def test_no_epoch_trains_nothing():
