@@ -27,7 +27,7 @@ SLOW = {"2": {"delay_ms": 6}}  # so that a job is under way for some seconds
 RESTARTS = ("--max_restarts=5", "--checkpoint_every_steps=200")
 LOST = r"is gone|is lost|has not answered|has ended"
 SAVED = "was in memory, and is saved now"
-EPOCHS, FEW = 40, 6
+EPOCHS, FEW = 25, 6
 
 
 PAGE = ROOT / "docs/hosts.md"
