@@ -18,7 +18,7 @@ from ..errors import UsageError
 from ..internals import pipelines
 from . import arrays as host_arrays
 from . import form, frames, views
-from .array_entry import Rules, arrays_in_form, check_real, check_weights, to_dense
+from .array_entry import Rules, arrays_in_form, check_array, check_real, check_weights, to_dense
 from .arrays import ArraySource
 from .combined import Combined
 from .data import Data
@@ -183,7 +183,10 @@ def features(data: Any, rules: Rules) -> Source | Stream:
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
     arrays = to_dense(rules.look_up(arrays) if rules.look_up else arrays)
     arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.Mapped) else np.asarray(x), arrays)
-    return with_lengths(ArraySource((arrays,) if isinstance(arrays, tuple) else arrays))
+    given = (arrays,) if isinstance(arrays, tuple) else arrays
+    for key, array in fields(given).named():
+        check_array("given", key, array)
+    return with_lengths(ArraySource(given))
 
 
 def has_whole_examples(data: Any) -> bool:
