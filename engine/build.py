@@ -47,6 +47,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
     inventory.captured.note(is_traced=False)
+    inventory.built_flags = inventory.trainable_flags
     if inventory.averaged and reduction.sync_every_steps:
         raise UsageError(
             f"Averaged: sync_every_steps={reduction.sync_every_steps} has replicas differ between syncs, and the "

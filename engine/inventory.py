@@ -37,6 +37,7 @@ class Inventory:
       freezing: the weights that the run does not update, and until when; none until the trainer is prepared.
       applied_options: the run's options that each optimizer applies, by its `id`, Keras's too; set by `build.prepare`.
       captured: what traced steps have captured of the objects.
+      built_flags: the `trainable_flags` as the trainer was built.
       probe: in which training steps leave what TensorBoard shows of them, if any.
     """
 
@@ -48,6 +49,7 @@ class Inventory:
         self.probe: Any = None
         self._trainable_at_first: frozenset[int] = frozenset()
         self._variant_before: tuple | None = None  # the last of `_trainable`
+        self.built_flags: list[list] = []
         self.captured = Captured(trainer, lambda: keras.all_layers_in(self.layers.values()))
 
     @cached_property
@@ -225,6 +227,17 @@ class Inventory:
         """
         settings = (tuple(optimizer.settings.items()) for optimizer in self.optimizers.values())
         return self.freezing.frozen, self._trainable(), *settings
+
+    @property
+    def trainable_flags(self) -> list[list]:
+        """What a program may set between two calls: which layers and weights are trainable."""
+        return keras.trainable_flags(self.layers.values())
+
+    def restore_flags(self, flags: list[list]) -> None:
+        """Sets flags, or those of the trainer as it was built for none; those of another model have no effect."""
+        flags = flags or self.built_flags
+        if [name for name, _ in flags] == [name for name, _ in self.trainable_flags]:
+            keras.set_trainable(self.layers.values(), flags)
 
     def _trainable(self) -> tuple:
         """Lists the trainable layers and weights, which a program may change between two calls."""

@@ -122,6 +122,7 @@ class TrainState:
         """
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, is_whole, before = self.step, self.is_whole, []
+        flags = self.trainer.inventory.trainable_flags
         settings = [(optimizer, optimizer.settings) for optimizer in Inventory(self.trainer).optimizers.values()]
         for component in components:
             with tf.device(host_device(component.device)):  # a parameter server's host has its variables' copies
@@ -132,6 +133,7 @@ class TrainState:
                 component.assign(value)
             for optimizer, values in settings:
                 optimizer.restore_settings(values)
+            self.trainer.inventory.restore_flags(flags)
             self.step, self.is_whole = step, is_whole
 
         return restore
@@ -219,7 +221,9 @@ class TrainState:
         optimizers = Inventory(self.trainer).optimizers.items()
         check_extra(self.extra)  # the program may have changed it since
         settings = {path: changed for path, optimizer in optimizers if (changed := optimizer.changed_settings)}
-        content = {"settings": settings, "extra": self.extra}
+        inventory = self.trainer.inventory
+        flags = [] if inventory.trainable_flags == inventory.built_flags else inventory.trainable_flags
+        content = {"settings": settings, "extra": self.extra, "trainable": flags}
         return {"jit": self.jit, "rules": self.rules, **{name: values for name, values in content.items() if values}}
 
     def restore_host_state(self, values: dict) -> None:
@@ -229,6 +233,7 @@ class TrainState:
         if not isinstance(extra := values.get("extra", {}), dict):
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
+        self.trainer.inventory.restore_flags(values.get("trainable", []))
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 

@@ -26,7 +26,7 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
     Raises:
       SourceError: names a column that lacks values, or lists that differ in length.
     """
-    if isinstance(nest, np.ma.MaskedArray):
+    if isinstance(nest, (np.ma.MaskedArray, memoryview)):
         return to_array(nest, may_lack)
     if hasattr(nest, "to_numpy"):
         if not hasattr(nest, "columns"):

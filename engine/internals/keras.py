@@ -204,6 +204,24 @@ def frozen_weights(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Var
     return [v for layer in all_layers_in(layers) for v in layer._trainable_variables if not v.trainable]
 
 
+def trainable_flags(layers: Iterable[tf.keras.layers.Layer]) -> list[list]:
+    """Returns [class, whether it is trainable] of all layers, each before those in it, and [name, ...] of weights."""
+    owners = _with_flags(layers)  # a layer's name has a number, which is another in the next process
+    return [[x.name if isinstance(x, tf.keras.Variable) else type(x).__name__, x.trainable] for x in owners]
+
+
+def set_trainable(layers: Iterable[tf.keras.layers.Layer], flags: list[list]) -> None:
+    """Sets what `trainable_flags` returned; a layer's also sets those in it, which come later."""
+    for owner, (_, is_trainable) in zip(_with_flags(layers), flags, strict=True):
+        if owner.trainable != is_trainable:
+            owner.trainable = is_trainable
+
+
+def _with_flags(layers: Iterable[tf.keras.layers.Layer]) -> list[Any]:
+    found = all_layers_in(layers)
+    return [*found, *(variable for layer in found for variable in layer._trainable_variables)]
+
+
 def metric_variables(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.Variable]:
     """Returns the totals and counts of the metrics that layers have."""
     return [v for layer in all_layers_in(layers) for metric in layer._metrics for v in metric.variables]

@@ -128,7 +128,7 @@ def to_dense(nest: Any) -> Any:
 def _check_arrays(name: str, split: Any) -> None:
     """Raises `UsageError` unless a split, in a form of a batch, has arrays with equally many examples."""
     for key, array in fields(split).named():
-        _check_array(name, key, array)
+        check_array(name, key, array)
     counts = [len(array) for array in tf.nest.flatten(split)]
     if len(set(counts)) > 1:
         shown = ", ".join(map(str, counts[:_COUNTS_SHOWN])) + (", ..." if len(counts) > _COUNTS_SHOWN else "")
@@ -154,7 +154,8 @@ def _to_float32_weights(name: str, weights: Any, rules: Rules) -> Any:
     return weights
 
 
-def _check_array(name: str, key: str, array) -> None:
+def check_array(name: str, key: str, array) -> None:
+    """Raises `UsageError` for an array that TensorFlow does not take."""
     title = f"the {name} data"
     if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise UsageError(

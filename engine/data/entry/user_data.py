@@ -27,7 +27,7 @@ from ..splits import Data
 from ..streamed import Stream
 from ..timeouts import quote_files
 from . import views
-from .array_entry import Rules, arrays_in_form, check_real, check_weights, to_dense
+from .array_entry import Rules, arrays_in_form, check_array, check_real, check_weights, to_dense
 from .dataset_entry import check_elements, check_ranks, stream_from_dataset, warn_of_padding
 from .py_dataset import BatchSource, GeneratorStream
 
@@ -184,7 +184,10 @@ def features(data: Any, rules: Rules) -> Source | Stream:
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
     arrays = to_dense(rules.look_up(arrays) if rules.look_up else arrays)
     arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.Mapped) else np.asarray(x), arrays)
-    return with_lengths(ArraySource((arrays,) if isinstance(arrays, tuple) else arrays))
+    given = (arrays,) if isinstance(arrays, tuple) else arrays
+    for key, array in fields(given).named():
+        check_array("given", key, array)
+    return with_lengths(ArraySource(given))
 
 
 def has_whole_examples(data: Any) -> bool:

@@ -190,6 +190,23 @@ class Slices:
         return self._array[rows]
 
 
+@pytest.mark.parametrize("dtype", ["datetime64[D]", "timedelta64[s]", "longdouble", [("a", "f4"), ("b", "f4")], object])
+def test_arrays_that_tensorflow_does_not_take_are_refused_by_a_line_to_train_and_to_predict(dtype):
+    strange = np.zeros(8, dtype)
+    for enters in (
+        lambda: user_data.split("given", (strange, Y[:8])),
+        lambda: user_data.features(strange, user_data.Rules()),
+    ):
+        with pytest.raises(UsageError, match="the given data has an array of"):
+            enters()
+
+
+def test_a_memoryview_is_an_array():
+    for entered in (user_data.split("train", (memoryview(X), Y)), user_data.features(memoryview(X), user_data.Rules())):
+        read = entered.read(np.array([2, 0]))
+        np.testing.assert_array_equal(read[0] if isinstance(read, tuple) else read, X[[2, 0]])
+
+
 def test_whatever_has_rows_is_read_by_rows():
     x, y = Slices(X.astype(">f8")), Slices(Y)
     train, evaluation = views.divided(user_data.split("train", (x, y)), 0.3)

@@ -313,6 +313,34 @@ class Averaging(callbacks.Callback):
         self.model.set_weights(self.averages)
 
 
+class Freezes(callbacks.Callback):
+    """Freezes a layer once, which Keras's own fit would follow if the model were compiled again."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            self.model.layers[0].trainable = False
+
+
+@pytest.mark.parametrize("how", [{}, TWO], ids=["one", "two"])
+def test_a_layer_that_a_callback_freezes_is_frozen_in_a_resumed_run(tmp_path, how):
+    def weights(**more):
+        def model():
+            tf.keras.utils.set_random_seed(1)
+            made = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(2), tf.keras.layers.Dense(1)])
+            made.compile("adam", "mse")
+            return made
+
+        given = {"batch_size": 8, "verbose": 0, "jit": "off", "callbacks": [Freezes()], **how, **more}
+        run = crankshaft.fit(model, POINTS, LABELS, **given)
+        return [weight.tolist() for weight in run.model.get_weights()]
+
+    whole = weights(epochs=4)
+    assert whole[:2] == weights(epochs=1)[:2] != weights(epochs=4, callbacks=[])[:2]
+    for stop in ({"epochs": 4, "stop_at_step": 12}, {"epochs": 3}, {"epochs": 4}):
+        resumed = weights(run_dir=tmp_path, **stop)
+    assert resumed == whole
+
+
 class LookingAhead(callbacks.EarlyStopping):
     """Goes half of the way from the weights as an epoch began; with state of a class of Keras's, too."""
 
