@@ -78,7 +78,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     if names := pipelines.variables(dataset):
         notes.append(
             f"the {name} dataset reads variables ({', '.join(names)}): within an epoch a few batches are read before "
-            "their steps, and checkpoints don't have them; set them between epochs, and again as a run resumes"
+            "their steps; set them between epochs"
         )
 
     def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:

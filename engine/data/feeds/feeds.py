@@ -359,6 +359,12 @@ class StreamedFeed(Feed):
             self._iterator, self._next_step = self._open(step), step  # to return to the first step, too
         if step != self._next_step and not self._distributes:
             return None
+        if self._variables:
+            logging.warning_once(
+                "checkpoints have the variables that the dataset reads (%s) only if the trainer or a Keras callback "
+                "holds them; set others again as a run resumes",
+                self._variables,
+            )
         if self._replay:
             self._warn_of_no_position(self._why_replayed)
             return self._replay.position(self.order.position(step)[0])
@@ -512,6 +518,10 @@ class StreamedFeed(Feed):
             )
             batches = batches.concatenate(nothing).take(steps)
         return batches if self._is_constant else batches.prefetch(_AHEAD)
+
+    @functools.cached_property
+    def _variables(self) -> str:
+        return ", ".join(pipelines.variables(self.part.stream.examples(self.order.seed, tf.constant(0, tf.int64))))
 
     @functools.cached_property
     def _is_constant(self) -> bool:

@@ -337,6 +337,15 @@ def test_data_that_changes_between_epochs_is_read_after_the_change(bench, kind, 
     assert found == [[0] * 6, [1] * 6, [2] * 6]
 
 
+def test_variables_that_a_dataset_reads_are_named_as_its_position_is_saved(bench, caplog):
+    level = tf.Variable(0.0, trainable=False, name="level")
+    examples = tf.data.Dataset.from_tensor_slices(np.ones([24, 1], np.float32))
+    made = bench(Levels(), examples.map(lambda x: (x, level.read_value())), 4)
+    made.run(2)
+    made.strategy.training.feed.position(2)
+    assert "the variables that the dataset reads (level:0) only if the trainer" in caplog.text
+
+
 def test_what_no_hook_can_change_is_read_ahead_over_an_epochs_end(bench, monkeypatch):
     """As a variable would show, if it were none."""
     monkeypatch.setattr(pipelines, "is_constant", lambda dataset, **_: True)
