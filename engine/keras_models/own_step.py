@@ -46,7 +46,7 @@ class _Applied(NamedTuple):
 
     Attributes:
       options: the run's options with the optimizer's own clipping.
-      loss_scale: of a `LossScaleOptimizer`, in its own variables.
+      loss_scale: the scale of a `LossScaleOptimizer`, in its own variables; None for others.
     """
 
     optimizer: KerasOptimizer
@@ -60,7 +60,7 @@ class _Step:
 
     Attributes:
       examples: the examples of this replica's share of the batch, scalar float32.
-      share: of the examples of the global batch, scalar float32; None until a metric needs it.
+      share: this replica's part of the global batch's examples, scalar float32; None until a metric needs it.
       has_summed: whether replicas have met, with which moving statistics are averaged.
       ended: the metrics of each `Update.end`.
     """
@@ -110,6 +110,7 @@ class OwnSteps:
                 f"accumulate_steps={options.accumulate_steps}: {self._name}.train_step computes the gradients of its "
                 "whole batch itself; leave it out, or accumulate gradients in the step"
             )
+        # Keras's `fit` builds an optimizer at its first `apply`, for that call's variables, which the step alone names.
         updated: dict[int, dict[int, Any]] = {}
 
         def note(optimizer, gradients, trainable_variables=None):
@@ -197,6 +198,7 @@ class OwnSteps:
         pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
         if not step.ended:
             return pairs
+        # Of several updates in a step one norm is shown, as of all their gradients together.
         norms = [ended["gradient_norm"] for ended in step.ended]
         norm = norms[0] if len(norms) == 1 else Mean(tf.linalg.norm([one.total for one in norms]), norms[0].count)
         skips = [ended["skipped"].total for ended in step.ended if "skipped" in ended]
@@ -264,6 +266,7 @@ class OwnSteps:
                     f"{self._name}.train_step applies {optimizer.name} within tf.cond, a loop or a tf.function, where "
                     "replicas can't meet; apply gradients at each step, zeros where there are none, or use one device"
                 )
+            # Moving statistics are averaged where replicas meet first; another average of equal values costs a message.
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
             with keras.keeping_tensors(self._model):
