@@ -17,7 +17,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 # Whoever asks for one of these, itself or by another fixture, starts processes or builds whole runs.
 _COSTLY = {"bench", "crank", "crank_each", "digits_run", "inside", "start", "start_workers"}
 # And so does a file that has one of these: what starts processes, what trains, what runs are asked of.
-_COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft"}
+_COSTLY_NAMES = {"subprocess", "Replicated", "crankshaft", "fit"}
 # For each file of tests, as a path in tests/, whether `make test` runs one of its tests.
 IN_MAKE_TEST = pytest.StashKey[dict[str, bool]]()
 # A line for each file of tests that takes a second or more: how many its tests took, and its path.
