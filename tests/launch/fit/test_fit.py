@@ -620,6 +620,12 @@ def test_a_class_that_a_split_of_sorted_examples_leaves_untrained_is_named(caplo
 class LastBatch(keras.callbacks.Callback):
     """Notes each batch's loss."""
 
+    def get_state(self):
+        return {}  # a resumed run has a list of its own
+
+    def set_state(self, state):
+        pass
+
     def on_train_begin(self, logs=None):
         self.losses = []
 

@@ -69,6 +69,12 @@ class Calls(tf.keras.callbacks.Callback):
         super().__init__()
         self.calls = []
 
+    def get_state(self):
+        return {}  # a resumed run has a list of its own
+
+    def set_state(self, state):
+        pass
+
     def on_train_begin(self, logs=None):
         self.calls.append("train begins")
 
