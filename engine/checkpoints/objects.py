@@ -257,7 +257,7 @@ def _compare(
         entry = _Entry(key, name, node, [key for key in stored if key in checkpoint.specs])
         table = None if place.table is None else tables.get(place.table)
         entries.append(_fit(entry, place, table, checkpoint))
-    # What nothing here reads is listed too: a model that has lost a layer would otherwise train on without a word.
+    # What nothing here reads is listed too: otherwise a model that has lost a layer would silently train on.
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
     placed = tuple(prefix for table in moving for prefix in table.admissions)
     for key in sorted(checkpoint.specs.keys() - read):

@@ -69,7 +69,7 @@ def _to_plain(value: Any, array: Callable[[np.ndarray], Any], saved: Collection[
     """Returns a value as JSON, its arrays as `array` returns them; a variable whose `id` is in `saved` is left out.
 
     Raises:
-      TypeError: it can't be had back from JSON.
+      TypeError: JSON can't hold it.
     """
     if type(value) in _PLAIN:
         return value

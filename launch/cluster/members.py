@@ -24,7 +24,7 @@ from ...engine import logging
 from ..failures import UsageError
 from ..host.process import LockedRunDir, RunDirInUse, can_lock
 from . import rendezvous
-from .rendezvous import ClusterError, Rendezvous, Wait
+from .rendezvous import ClusterError, RefusedError, Rendezvous, Wait
 from .tasks import Cluster
 
 _POLL_SECONDS = 0.1
@@ -35,6 +35,7 @@ _GRACE_SECONDS = 10.0
 _READ_SECONDS = (
     60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
 )
+_BEGIN_SECONDS = 2.0  # for the members' tasks to come, or for a refusal
 _CALL_SECONDS = 2.0  # for a host that does not answer at all
 _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 
@@ -82,6 +83,7 @@ class Members:
 
         Raises:
           ClusterError: too few workers have come, and this one is the first of them; or another process has run_dir.
+          RefusedError: the lock on run_dir does not hold on another member's host.
           UsageError: this task's port is in use, or run_dir can't be locked.
         """
         began, ran_at, self.is_late = time.monotonic(), -math.inf, False
@@ -108,6 +110,9 @@ class Members:
                     members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
                     self._await_readers(members or [*notes])
+                    if refused := self._refusal(members):
+                        lock.release()
+                        raise RefusedError(refused)
                     if members:
                         return self._begin_attempt(members, lock)
                     lock.release()
@@ -243,6 +248,20 @@ class Members:
         end = time.monotonic() + _READ_SECONDS
         while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):
             time.sleep(_POLL_SECONDS)
+
+    def _refusal(self, members: Sequence[int]) -> str:
+        """Returns why a member refuses the attempt, on whose host the lock does not hold; empty if all begin it."""
+        left = [self._workers.addresses[number] for number in members if number != self._index]
+        end = time.monotonic() + _BEGIN_SECONDS
+        # Once its agent has left, a member does not answer for a moment; a host that is lost, never.
+        while left and time.monotonic() < end:
+            replies = {peer: rendezvous.call(peer[1]) for peer in left}
+            for peer, reply in replies.items():
+                if reason := rendezvous.refusal(reply.note):
+                    return f"{rendezvous.describe_peers([peer])} has not started: {reason}"
+            left = [peer for peer, reply in replies.items() if not reply.answer or _is_agent(reply.note)]
+            time.sleep(_POLL_SECONDS)
+        return ""
 
     def _numbers(self, note: Mapping[str, Any], name: str) -> list[int]:
         """Reads workers' numbers from a note of another process, which may be any program."""
