@@ -49,7 +49,7 @@ class TrainState:
       trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
       input: the position in streamed training data.
       of_hooks: hooks' state that is not plain JSON.
-      step: number of updates, as the host counts them; a checkpoint keeps `step_variable`, scalar int64.
+      step: number of steps that the host has asked for; a checkpoint keeps `step_variable`, scalar int64.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds differently from
         TensorFlow's executor, so a resumed run keeps the choice; a process that can't follow it leaves it unchanged
         (`Strategy.no_jit_reason`).
