@@ -97,7 +97,8 @@ def open_run(
     `train_epochs` sets one. When the context ends, also by your own exception or by Ctrl-C, the run is saved and
     closed. A signal ends a call of `train` at a step, and then has its usual effect;
     SIGTERM and SIGHUP save and close the run before, between two calls too. A run that is left open is saved and
-    closed as its folder is opened again or, in a single process, as the program ends.
+    closed once the program holds it no more, as its folder is opened again or as the program ends; one of several
+    processes is then not saved.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
@@ -122,7 +123,7 @@ def open_run(
         raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
     run = assemble_run(config, data, hooks, script_flags)
     run.begin_loop()
-    return run
+    return run.handle()
 
 
 def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options) -> tuple[Any, dict]:

@@ -12,7 +12,7 @@ import re
 import resource
 import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from ..engine.errors import LabelError, NonfiniteError, chain, reason
@@ -82,9 +82,14 @@ def _shorten(error: BaseException) -> None:
             frames, entry = [*frames, entry], entry.tb_next
         kept: TracebackType | None = None
         for frame in reversed(frames):
-            if not _LEFT_OUT.match(frame.tb_frame.f_globals.get("__name__", "")):
+            if not is_internal(frame.tb_frame):
                 kept = TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         raised.__traceback__ = kept
+
+
+def is_internal(frame: FrameType) -> bool:
+    """Whether a frame is one of the package's own, of TensorFlow's or of Keras's."""
+    return _LEFT_OUT.match(frame.f_globals.get("__name__", "")) is not None
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:

@@ -26,9 +26,13 @@ from ..failures import EXIT_FAILED, EXIT_INTERRUPTED, print_line
 
 
 def end_left_open(run_dir: str | None) -> None:
-    """Saves and closes the run that this process holds open in a folder, if any, and is not in a call of."""
-    for end in [end for end, folder in LEFT_OPEN.items() if folder and folder == run_dir]:
-        end(at_exit=False)
+    """Saves and closes runs of this process: one that is open in a folder, and those that no program holds any more.
+
+    A run that is within a call stays open.
+    """
+    for end, folder in [*LEFT_OPEN.items()]:
+        if folder == DROPPED or (folder and folder == run_dir):
+            end(asks_others=folder != DROPPED)
 
 
 def run_fork(work: Callable[[], int | None]) -> NoReturn:
@@ -94,6 +98,7 @@ class _End:
 
 _end = _End()
 LEFT_OPEN: dict[Callable[..., None], str | None] = {}  # the method that ends each open run, and the run's folder
+DROPPED = ""  # in place of the folder: nothing holds the run
 
 
 def flush() -> None:

@@ -6,6 +6,9 @@ import atexit
 import contextlib
 import os
 import signal
+import sys
+import traceback
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -65,6 +68,7 @@ class Run(BaseRun):
         self._predictors: dict[str | None, Any] = {}
         self._copy: Any = None  # copy of the models, if the run's own are not handed out
         self._process = os.getpid()
+        self._kept = self  # for what the run itself keeps: see `handle`
 
     def __repr__(self) -> str:
         result = self.result
@@ -282,7 +286,7 @@ class Run(BaseRun):
 
         def checked(data):
             if name not in self._predictors or self._predictors[name].is_copy:
-                self._predictors[name] = predicting.Predictor(self, name)
+                self._predictors[name] = predicting.Predictor(self._kept, name)
             return self._predictors[name].checked(data, split)
 
         with self._call("predict", False, data, checked, name=name, split=split) as examples:
@@ -353,13 +357,35 @@ class Run(BaseRun):
         self._stack.callback(exits.LEFT_OPEN.pop, self.end_left_open, None)
         self._stack.callback(atexit.unregister, atexit.register(self.end_left_open))
 
-    def end_left_open(self, at_exit: bool = True) -> None:
-        """Saves and closes the run, which its program has not closed; what keeps it from being saved is logged."""
+    def handle(self) -> Run:
+        """Makes the object that the program holds: once nothing holds it, the run is saved and closed."""
+        # Hooks, the result's writer and what is done at exit hold the run itself, which is never collected while it is
+        # open. The program's object shares the attributes, and none of them holds it.
+        handle = object.__new__(Run)
+        handle.__dict__ = self.__dict__
+        weakref.finalize(handle, self._end_dropped).atexit = False  # `begin_loop` registers that end
+        return handle
+
+    def _end_dropped(self) -> None:
+        # Python collects at any place. Within another run's call, or a function that TensorFlow traces, locks are held
+        # and nothing can be computed: then it is done when the next run starts, or the program ends.
+        callers = traceback.walk_stack(sys._getframe(1))
+        if not any(explanations.is_internal(frame) for frame, _ in callers):
+            self.end_left_open()
+        elif self.is_open:
+            exits.LEFT_OPEN[self.end_left_open] = exits.DROPPED
+
+    def end_left_open(self, asks_others: bool = False) -> None:
+        """Saves and closes the run, which its program has not closed; what keeps it from being saved is logged.
+
+        Args:
+          asks_others: whether other processes do so too. At the program's end, and where an object is collected, they
+            may be in another call, and wait for this one: then a run of several is not saved.
+        """
         if not self.is_open or self._standby.is_within_call or self._process != os.getpid():
             return
         folder = f"the run of {self.run_dir}" if self.run_dir else "a run without run_dir"
-        # At its end a process can't ask others: they may be in another call, and wait for this one.
-        is_saved = not at_exit or self.strategy.num_hosts == 1
+        is_saved = asks_others or self.strategy.num_hosts == 1
         end = "saved and closed" if is_saved else "not saved; let each worker close it, as `with` does"
         logging.warning("%s was left open at step %d: it is %s", folder, self.step, end)
         if is_saved:
@@ -458,7 +484,7 @@ class Run(BaseRun):
         if weights.has_whole_trainer(self):
             return self.trainer
         if self._copy is None:
-            self._copy = weights.TrainerCopy(self)
+            self._copy = weights.TrainerCopy(self._kept)
         return self._copy.trainer
 
     @contextlib.contextmanager

@@ -5,6 +5,8 @@ How an open run ends: by its program's errors, by signals, within a call and bet
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import json
 import os
 import pathlib
@@ -565,6 +567,59 @@ def test_a_run_that_was_left_open_is_saved_and_closed_where_its_folder_is_opened
     with open_run(Noisy, run_dir=tmp_path, **ASKED) as opened:
         assert (opened.step, left.is_open) == (5, False)
     assert "was left open at step 5: it is saved and closed" in caplog.text
+
+
+def is_locked(run_dir):
+    """Whether some process, which may be this one, has a run in a folder."""
+    with open(run_dir / ".lock") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def used_in_all_ways(run):
+    run.train(steps=3)
+    run.evaluate()
+    run.predict(split="train")
+    run.set_weights(run.model.get_weights())
+    run.save({"note": 1})
+    run.restore("latest")
+    assert run.models
+    assert run.page()
+    assert run.extra == {"note": 1}
+
+
+def test_a_run_that_its_program_no_longer_holds_is_saved_and_frees_its_folder(tmp_path, caplog):
+    run = open_run(Noisy, run_dir=tmp_path, **ASKED)
+    used_in_all_ways(run)
+    run.train(steps=1)
+    assert is_locked(tmp_path)
+    cycle = [run]
+    cycle.append(cycle)
+    del run, cycle
+    gc.collect()
+    assert not is_locked(tmp_path)
+    assert "was left open at step 4: it is saved and closed" in caplog.text
+    with open_run(Noisy, run_dir=tmp_path, **ASKED) as again:
+        assert again.step == 4
+
+
+def test_a_run_that_is_collected_within_another_runs_call_is_closed_when_the_next_run_starts(tmp_path):
+    held = [open_run(Noisy, run_dir=tmp_path / "dropped", **ASKED)]
+    held[0].train(steps=2)
+
+    def drop(*_):
+        held.clear()
+        assert is_locked(tmp_path / "dropped")
+
+    with open_run(Noisy, hooks=[every_steps(1, drop)], **ASKED) as other:
+        other.train(steps=1)
+    assert not held
+    assert is_locked(tmp_path / "dropped")
+    with open_run(Noisy, **ASKED):
+        assert not is_locked(tmp_path / "dropped")
 
 
 LEFT_OPEN = """
