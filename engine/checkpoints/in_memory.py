@@ -25,7 +25,7 @@ from .slices import SlicedVariable
 from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
-_SHARE = 0.25  # share of the available memory that snapshots may take
+_MEMORY_FRACTION = 0.25  # of the available memory, which snapshots may take
 
 
 class Snapshots:
@@ -67,10 +67,16 @@ class Snapshots:
         if self.is_off or self._lacks_memory(entries, variables):
             return
         parts = sorted(frozenset().union(*(entry.writers for entry in entries if entry.is_sharded)))
-        record: dict[str, Any] = {**stored, "variables": variables, "parts": parts, "run": self._run()}
-        writer = checkpoints.writer
-        record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
-        record["may_save"] = self._may_save
+        record = {
+            **stored,
+            "variables": variables,
+            "parts": parts,
+            "run": self._run(),
+            "keep": checkpoints.keep,
+            "process": checkpoints.writer.process,
+            "attempt": checkpoints.writer.attempt,
+            "may_save": self._may_save,
+        }
         may_change = threading.Event()
         self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
         if any(entry.is_live for entry in entries):
@@ -169,7 +175,7 @@ class Snapshots:
                 size = tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
             needed += 2 * size
         more = needed - self._slots.num_bytes
-        if more > 0 and more > _SHARE * (available := memory.available_bytes()):
+        if more > 0 and more > _MEMORY_FRACTION * (available := memory.available_bytes()):
             self.is_off = True
             logging.warning(
                 "no snapshots in memory: two would take %d MB more, and %d MB are available; a failure loses the steps "

@@ -262,7 +262,9 @@ def _compare(
     placed = tuple(prefix for table in moving for prefix in table.admissions)
     for key in sorted(checkpoint.specs.keys() - read):
         if key.startswith(key_prefix(at)) and not key.startswith(placed):
-            text = f"{_readable_key(key)} {_shape_and_dtype(*checkpoint.specs[key])}"
+            names = key.removesuffix("/" + ATTRIBUTE).split("/")
+            name = _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
+            text = f"{name} {_shape_and_dtype(*checkpoint.specs[key])}"
             entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
     return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
@@ -270,7 +272,10 @@ def _compare(
 
 def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpoint) -> _Entry:
     """Returns a variable's entry with its source, or its difference; `table` is the one whose shard or slot it is."""
-    variable, stored, here = entry.variable, entry.stored, _form_here(entry.variable)
+    variable, stored = entry.variable, entry.stored
+    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
+    has_rows = per_replica.differs(variable)
+    here = _shape_and_dtype(_any_rows(variable.shape) if has_rows else whole_shape(variable), variable.dtype)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
     shape, dtype = checkpoint.specs[stored[0]]
@@ -289,12 +294,11 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]
         shape = [rows, *shape[1:]]
-    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
-    if per_replica.differs(variable):  # a row per replica, or none for one replica
+    if has_rows:  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     # Only an embedding's table is written in parts that another number of shards can read.
-    is_shared = variable_sharding(variable) or per_replica.differs(variable)
-    if here == (there := _shape_and_dtype(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
+    is_whole = not (variable_sharding(variable) or has_rows)
+    if here == (there := _shape_and_dtype(shape, dtype)) and (is_whole or not isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
     return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
@@ -386,7 +390,13 @@ def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:
         if is_variable(node):
             stored.attributes.add(name=_VALUE, full_name=_readable(path), checkpoint_key=checkpoint_key(path))
             continue
-        _refuse_other_state(path, node)
+        # Keras's lookup layers count words in a table while they adapt, and empty it.
+        is_empty_table = isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size()
+        if has_state_beside_variables(node) and not is_empty_table:
+            raise CheckpointError(
+                f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
+                "keep its state in a tf.Variable, or in the host's state"
+            )
         for name, child in tracked_children(node, is_root=not path):
             stored.children.add(node_id=numbers[id(child)], local_name=name)
     graph.nodes[0].children.add(node_id=len(nodes), local_name=_COUNTER)
@@ -466,20 +476,6 @@ def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
     return [(name, child) for name, child in held if id(child) not in reached]
 
 
-def _refuse_other_state(path, node) -> None:
-    """Raises CheckpointError for tables, iterators and other state that is not a variable and would be left out.
-
-    Empty tables are accepted: Keras's lookup layers count words in one while they adapt, and empty it.
-    """
-    if isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size():
-        return
-    if has_state_beside_variables(node):
-        raise CheckpointError(
-            f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
-            "keep its state in a tf.Variable, or in the host's state"
-        )
-
-
 def checkpoint_key(path: tuple[str, ...]) -> str:
     """Returns a variable's key in a checkpoint, by its path."""
     return key_prefix(path) + ATTRIBUTE
@@ -495,19 +491,10 @@ def _readable(path: tuple[str, ...]) -> str:
     return "".join(parts).lstrip(".")
 
 
-def _readable_key(key: str) -> str:
-    names = key.removesuffix("/" + ATTRIBUTE).split("/")
-    return _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
-
-
 def whole_shape(node) -> list[int]:
     """Returns the shape of a variable; of one sharded over a mesh, the shape of the whole."""
     sharding = variable_sharding(node)
     return list(sharding.shape) if sharding else tf.TensorShape(node.shape).as_list()
-
-
-def _form_here(node) -> str:
-    return _shape_and_dtype(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
 
 
 def _any_rows(shape) -> list[int | None]:
