@@ -271,33 +271,27 @@ class Watchdog:
                 return self._own_stall(idle), worker
             last = peers.heard[worker].step
             if peers.heard[worker].beats == beats:
-                return (
+                line = (
                     f"{peers.called(worker)} has not arrived where others wait, in the call from step {step} on, for "
-                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints",
-                    worker,
+                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints"
                 )
-            return (
-                f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
-                f"(it last began step {last}); look at the stacks that it prints",
-                worker,
-            )
+            else:
+                line = (
+                    f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
+                    f"(it last began step {last}); look at the stacks that it prints"
+                )
+            return line, worker
         reason = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
         if silent := peers.never_heard():
             who = " and ".join(map(peers.called, silent))
-            return (
-                f"{reason}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
-                -1,
-            )
-        return (
-            f"{reason}, and no worker is behind the others; raise step_timeout_seconds if steps take so long",
-            -1,
-        )
+            reason += f", and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck"
+        else:
+            reason += ", and no worker is behind the others; raise step_timeout_seconds if steps take so long"
+        return reason, -1
 
     def _own_stall(self, idle: float) -> str:
-        called, (_, step, _) = self._peers.called(self._peers.worker), self._mark
-        return (
-            f"{called}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
-        )
+        name, step = self._peers.called(self._peers.worker), self._mark[1]
+        return f"{name}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
 
     def _ended_peer(self) -> tuple[str, int] | None:
         """Returns an ended peer's message and the worker to blame, preferring peers that blame another."""
@@ -326,7 +320,9 @@ class Watchdog:
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
         does not return if the watchdog is already ending the process.
         """
-        if not _may_mean_lost_peer(error):
+        is_from_tensorflow = isinstance(error, tf.errors.OpError)
+        reports_exchange = is_from_tensorflow and ("Collective ops is aborted" in str(error) or "RPC" in str(error))
+        if not (isinstance(error, _LOST) or reports_exchange):
             return None
         self._reporting.acquire()
         loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
@@ -353,13 +349,6 @@ class Watchdog:
         who = " and ".join(map(called, suspects))
         state = "is gone: its process has ended" if gone else "is lost, as TensorFlow reports"
         return f"{who} {state}; all workers have to start again, from the newest snapshot or checkpoint", suspects[0]
-
-
-def _may_mean_lost_peer(error: BaseException) -> bool:
-    """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
-    if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
-        return True
-    return isinstance(error, _LOST)
 
 
 def _tasks(message: str) -> set[int]:

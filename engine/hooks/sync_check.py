@@ -94,11 +94,8 @@ class SyncCheck(Periodic):
             )
 
     def _called(self, replica: int) -> str:
-        return (
-            f"replica {replica}"
-            if self._replica_names is None
-            else f"replica {replica} ({self._replica_names[replica]})"
-        )
+        name = "" if self._replica_names is None else f" ({self._replica_names[replica]})"
+        return f"replica {replica}{name}"
 
 
 def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:

@@ -22,8 +22,6 @@ from .files import append, make_file, open_regular, replacing
 VERSION = 1
 # Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
 _PROCESS_EVENTS = {"start", "config", "cluster", "restart", "fault", "end"}
-
-
 LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
 _LONGEST_TEXT = 1 << 14
 _PIECE = 1 << 20

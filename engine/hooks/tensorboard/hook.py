@@ -97,7 +97,10 @@ class TensorBoard(Windowed):
 
     def __call__(self, status: Status) -> None:
         super().__call__(status)
-        self._has_images = self._has_images or self._put_images()
+        # Once, as soon as a step has left some.
+        if not self._has_images and self.probe and (features := self.probe.pictures()) is not None:
+            pictures, self._has_images = np.asarray(features), True
+            self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
         if status.evaluation is not None:
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
@@ -155,22 +158,14 @@ class TensorBoard(Windowed):
         model = models[0]
         alone = getattr(trainer, "model", None) is model
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
+        features = form.features(form.measured(trainer.run_context.example))
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *np.shape(x)[1:]], np.asarray(x).dtype), features)
         try:
-            graph = forward.get_concrete_function(
-                tf.nest.map_structure(_spec, form.features(form.measured(trainer.run_context.example)))
-            ).graph
+            graph = forward.get_concrete_function(specs).graph
         except Exception as error:  # of any class: it has no call, or its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
         self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
-
-    def _put_images(self) -> bool:
-        """Writes some inputs that look like images. Returns False before a step has left some."""
-        if self.probe is None or (features := self.probe.pictures()) is None:
-            return False
-        pictures = np.asarray(features)
-        self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
-        return True
 
 
 def _training_scalars(totals: Totals, figures_of_run: dict) -> list:
@@ -181,7 +176,3 @@ def _training_scalars(totals: Totals, figures_of_run: dict) -> list:
     }
     scalars |= totals.means() | figures_of_run
     return event_values.scalars({name: float(value) for name, value in scalars.items()})
-
-
-def _spec(example) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *np.shape(example)[1:]], np.asarray(example).dtype)
