@@ -487,8 +487,7 @@ def key_prefix(path: tuple[str, ...]) -> str:
 
 
 def _readable(path: tuple[str, ...]) -> str:
-    parts = [f"[{name}]" if name.isdigit() else f".{name}" for name in path]
-    return "".join(parts).lstrip(".")
+    return "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in path).lstrip(".")
 
 
 def whole_shape(node) -> list[int]:

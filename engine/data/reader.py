@@ -281,9 +281,9 @@ class Reads:
         self._timeout = timeout_seconds
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._progress = _Progress()
-        arguments = (self._calls, self._progress)
-        threads = [  # not an executor's, for which the process's end would wait
-            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
+        # Not an executor's threads, for which the process's end would wait.
+        threads = [
+            threading.Thread(target=_serve, args=(self._calls, self._progress), name="crankshaft-read", daemon=True)
             for _ in range(source.read_threads)
         ]
         for thread in threads:

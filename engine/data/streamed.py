@@ -1,6 +1,6 @@
 """Streams: examples that can only be read in sequence, e.g. a user's `tf.data.Dataset` or files without an index.
 
-This module builds pipelines and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
+This module builds pipelines and divides them among processes; `feeds.streamed_feed.StreamedFeed` shuffles and batches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError,
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
-from .order import Order, PerWorkerOrder
+from .order import Order, PerWorkerOrder, permuted
 from .source import Spec, Split, is_transient, unknown_dimensions
 from .timeouts import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
-_ROUNDS = 8  # see `engine.data.order`
 _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
 _ENDED = (
@@ -154,13 +153,8 @@ class FileStream(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1
         if seed is not None and last > 0:
-            shuffled = tf.raw_ops.RandomIndexShuffle(
-                index=tf.range(last + 1, dtype=tf.int64),
-                seed=epoch_seed(seed, epoch, [3]),
-                max_index=tf.constant(last, tf.int64),
-                rounds=_ROUNDS,
-            )
-            paths = tf.gather(paths, shuffled)
+            numbers = tf.range(last + 1, dtype=tf.int64)
+            paths = tf.gather(paths, permuted(numbers, epoch_seed(seed, epoch, [3]), last + 1))
         at_once = min(self._files_at_once, last + 1)
         files = tf.data.Dataset.from_tensor_slices(paths)
         # Deterministic: each worker reads all files and takes its own rows, so all have to get the same order.
@@ -252,8 +246,7 @@ def records(
     """
 
     def read(path: tf.Tensor) -> tf.data.Dataset:
-        serialized = tf.data.TFRecordDataset(path, compression_type=compression)
-        return serialized.batch(_PARSED_AT_ONCE).map(parse).unbatch()
+        return tf.data.TFRecordDataset(path, compression).batch(_PARSED_AT_ONCE).map(parse).unbatch()
 
     return FileStream(paths, read, length=length, files_at_once=files_at_once, contents=contents)
 

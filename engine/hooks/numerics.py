@@ -96,8 +96,7 @@ def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = 
 def _check_paths(trainer, title: str, paths: Iterable[str]) -> None:
     """Raises `NonfiniteError`, see `check_weights`, by the `_nonfinite_weight` of all processes."""
     if path := next(filter(None, paths), None):
-        line = f"{title}: variable {path} is not finite; {_fix(trainer.run_context.options)}"
-        raise NonfiniteError(line)
+        raise NonfiniteError(f"{title}: variable {path} is not finite; {_fix(trainer.run_context.options)}")
 
 
 def first_nonfinite(variables: Iterable, are_finite: Callable[[list], tf.Tensor] | None = None) -> str | None:
@@ -206,8 +205,7 @@ class NanGuard(Hook):
             path = first_nonfinite([*layer_variables, *status.state.variables()])  # layers' before slots
             which = f"the first such variable is {path}" if path else "all variables are finite"
             value = "nan" if math.isnan(total) else "inf"
-            line = f"{_steps(first, last)}: {name} is {value}, {which}; {_fix(options)}"
-            raise NonfiniteError(line)
+            raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_fix(options)}")
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
         # Sums show how many steps of a call were skipped, not which: a call with one good step resets the count.

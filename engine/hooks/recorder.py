@@ -15,6 +15,7 @@ from logging import WARNING, LogRecord
 from typing import Any
 
 from .. import logging
+from ..inventory import Inventory
 from ..machine import environment
 from ..machine.events import VERSION, EventLog, pid_space
 from ..machine.pauses import Pauses
@@ -22,7 +23,7 @@ from ..meter import Meter, Totals
 from ..state import TrainState
 from .background import BackgroundThread
 from .base import Hook, Status
-from .figures import Figures
+from .figures import read as read_figures
 from .goodput import Goodput, Past
 
 _WINDOW_SECONDS = 1.0
@@ -66,7 +67,7 @@ class Recorder(Hook):
         self._kept: dict[str, float] | None = None
         self._is_open = False
         self._status: Status | None = None
-        self._figures: Figures
+        self._inventory: Inventory
         self._window_began = self._loop_began = began
         self._between_calls: dict[str, float] = {}
         self._silent: set[str] = set()
@@ -86,7 +87,7 @@ class Recorder(Hook):
         self._goodput.seconds["start"] += age
         self._begin_window(status, now)
         self._loop_began = now
-        self._figures = Figures(status.state.trainer)
+        self._inventory = Inventory(status.state.trainer)
         attempt = self.past.attempts
         lost = "it ended without a message: it was killed, or its host was lost"
         start: dict[str, Any] = {"version": VERSION, "attempt": attempt, "pid": os.getpid()}
@@ -207,7 +208,7 @@ class Recorder(Hook):
         aside["down"] = self._pauses.seconds - self._paused_before
         self._between_calls = {}
         totals = self._window.take()
-        figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
+        figures = {**read_figures(self._inventory), **status.strategy.activity()} if totals.calls else {}
         elapsed, seconds = now - self._window_began, now - self._loop_began
         write = functools.partial(self._write_window, status, totals, elapsed, aside, figures, seconds, time.time())
         self._writer.submit(write)

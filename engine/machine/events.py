@@ -224,8 +224,7 @@ def newest_step(path: str | None) -> int:
 def record_restart(path: str | None, at: float, cause: str, task: str, exit_code: int) -> None:
     """Records a restart, at so many Unix seconds, and why; a run that has no record yet has lost nothing."""
     if path and os.path.isfile(path):
-        log = EventLog(path)
-        log.write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
+        EventLog(path).write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:

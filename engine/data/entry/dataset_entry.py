@@ -171,7 +171,9 @@ def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     first_shapes = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as in Keras
-    shapes = tf.nest.map_structure(merge_shapes, *first_shapes)
+    # A dimension in which the first batches' examples differ is unknown.
+    merge = tf.TensorShape.most_specific_compatible_shape
+    shapes = tf.nest.map_structure(lambda *shapes: functools.reduce(merge, shapes), *first_shapes)
     if pipelines.is_padded(dataset):
 
         def padded_shape(shape: tf.TensorShape, spec: tf.TensorSpec) -> tf.TensorShape:
@@ -201,11 +203,6 @@ def _with_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
         x = tf.identity(x)
     x.set_shape(shape)
     return x
-
-
-def merge_shapes(*shapes: tf.TensorShape) -> tf.TensorShape:
-    """Merges the shapes of batches' examples; a dimension in which they differ is unknown."""
-    return functools.reduce(lambda one, other: one.most_specific_compatible_shape(other), shapes)
 
 
 def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
@@ -239,9 +236,9 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
-    if sizes == {None}:  # as .batch() makes them, or examples of any length
-        return pipelines.is_batched(dataset) is not False
     is_batch = pipelines.is_batched(dataset)
+    if sizes == {None}:  # as .batch() makes them, or examples of any length
+        return is_batch is not False
     if is_batch is None:
         (size,) = sizes
         raise UsageError(
@@ -249,4 +246,4 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
             "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
             "with batch(1)"
         )
-    return bool(is_batch)
+    return is_batch

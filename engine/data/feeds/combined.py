@@ -183,7 +183,10 @@ class CombinedFeed(Feed):
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
             if member.order.replicates_batch(step, self.shares):
                 raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
-        return self._side_by_side(inputs)
+        (_, start, stop), *_ = inputs
+        # Each member's operands, and where its steps begin in them, from the first member's on.
+        operands = [(member.operands, tf.constant(member.start - start, tf.int32)) for member in inputs]
+        return CallInput(operands, start, stop)
 
     def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         for feed in self._members:
@@ -243,13 +246,6 @@ class CombinedFeed(Feed):
             member.set_data(  # type: ignore[attr-defined]
                 split.members[name], first_step, sizes[name], member_seed(seed, name, number), length
             )
-
-    @staticmethod
-    def _side_by_side(inputs: Sequence[CallInput]) -> CallInput:
-        """Returns the input of a call whose operands are (each member's, where they begin from the first one's)."""
-        (_, start, stop), *_ = inputs
-        operands = [(member.operands, tf.constant(member.start - start, tf.int32)) for member in inputs]
-        return CallInput(operands, start, stop)
 
 
 def _check_sizes(name: str, order: Order, shares: int) -> None:

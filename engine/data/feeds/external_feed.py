@@ -15,7 +15,7 @@ from ...mesh.layout import Mesh
 from ..form import longest, padded_to
 from ..order import Order, replica_range
 from ..reader import checked, example_bytes
-from ..source import Spec, unknown_dimensions
+from ..source import unknown_dimensions
 from ..streamed import Stream, batched, count, untuned
 from .feed import CallInput, Feed
 
@@ -103,11 +103,10 @@ class ExternalFeed(Feed):
 
     def traced(self, operands) -> Any:
         examples, batch_size = operands
-
-        def any_number(x, spec: Spec) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *spec.shape], x.dtype)
-
-        return tf.nest.map_structure(any_number, examples, self.split.element_spec), batch_size
+        specs = tf.nest.map_structure(
+            lambda x, spec: tf.TensorSpec([None, *spec.shape], x.dtype), examples, self.split.element_spec
+        )
+        return specs, batch_size
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
         return step  # programs take any number of steps, and evaluations begin at 0
@@ -148,8 +147,7 @@ class ExternalFeed(Feed):
             stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(rows), len(rows)))
             seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
             examples = self.split.decode(stored, seeds)
-            varies = unknown_dimensions(self.split.element_spec)
-            return padded_to(longest(examples), examples) if varies else examples
+            return padded_to(longest(examples), examples) if unknown_dimensions(self.split.element_spec) else examples
 
     def _next(self) -> Any:
         """Returns the next batch of a stream, whose epochs follow one another."""

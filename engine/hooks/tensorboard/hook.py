@@ -17,7 +17,7 @@ from ...mesh.shards import variable_sharding
 from ...meter import Totals
 from ..background import BackgroundThread
 from ..base import Period, Status, Windowed
-from ..figures import Figures
+from ..figures import read as read_figures
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -65,7 +65,7 @@ class TensorBoard(Windowed):
         self.config = config or {}
         self.probe = probe
         self._files = EventFiles(directory, writer)
-        self._figures: Figures
+        self._inventory: Inventory
         self._restored = False
         self._has_images = probe is None or not probe.has_pictures
         self._weights: Callable | None = None
@@ -74,7 +74,7 @@ class TensorBoard(Windowed):
         self._files.open(status.step if self._restored or status.step else None)
         self._has_images = self._has_images or self._restored
         trainer = status.state.trainer
-        self._figures = Figures(trainer)
+        self._inventory = Inventory(trainer)
         if not self._restored:
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
@@ -108,7 +108,7 @@ class TensorBoard(Windowed):
             self._put_histograms(status)
 
     def act(self, status: Status) -> None:
-        figures = {**self._figures.read(), "epoch": status.epochs}
+        figures = {**read_figures(self._inventory), "epoch": status.epochs}
         totals = self.window.take()
         figures |= {**totals.speeds, **totals.input, **status.strategy.figures()}
         # The thread reads the sums, and so waits for the device.
@@ -130,9 +130,8 @@ class TensorBoard(Windowed):
         self._restored = values["has_begun"]
 
     def _put_histograms(self, status: Status) -> None:
-        trainer = status.state.trainer
         if self._weights is None:
-            variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            variables = [v for v in self._inventory.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             # For a sharded variable this is the first replica's shard, as the name says.
             paths = [f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}" for v in variables]
             self._weights = compiled_once(
@@ -152,7 +151,7 @@ class TensorBoard(Windowed):
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
-        models = Inventory(trainer).models
+        models = self._inventory.models
         if not models:
             return
         model = models[0]
