@@ -287,14 +287,14 @@ def source_order(
     *,
     block_steps: int = 1,
     drop_remainder: bool = False,
-    shares: int = 1,
+    shards: int = 1,
     watch: Watch = unwatched,
 ) -> tuple[Order, Padding | None]:
     """Returns the order of a source's examples, and how batches are padded if lengths vary.
 
     By single examples, by chunks if these are read better, or by buckets. By default `shuffle_window`, chunks in a
     window, is the source's. `saved_data` is `Order.resumed`'s, "resumed" also with the `buckets` of the steps before,
-    if they were others. `shares` of a batch are read apart.
+    if they were others. A batch is read in so many `shards`.
     """
     examples = len(source)
     if (examples % batch_size and not drop_remainder) or source.varies:  # its blocks don't cross epochs
@@ -303,7 +303,7 @@ def source_order(
     if not unknown_dimensions(source.element_spec):
         return order.resumed(saved_data), None
     buckets_before = (saved_data or {}).get("resumed", {}).get("buckets", source.buckets)
-    needs_lengths = source.buckets or buckets_before or shares > 1
+    needs_lengths = source.buckets or buckets_before or shards > 1
     lengths = measured(source, processes, watch) if needs_lengths else None
 
     def bucketed_order(buckets: LengthBuckets) -> Order:

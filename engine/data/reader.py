@@ -50,7 +50,7 @@ class Reader:
 
     Attributes:
       failure: the source's exception, if any; TensorFlow passes on only its text.
-      shares_read: number of shares of blocks that were read so far; None for arrays.
+      shards_read: number of shards of blocks that were read so far; None for arrays.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
@@ -59,7 +59,7 @@ class Reader:
         self._chunks = Chunks(self._reads, order) if self._reads and order.chunks_to_keep else None
         self.failure: Exception | None = None
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
-        self.shares_read = 0 if self._reads else None
+        self.shards_read = 0 if self._reads else None
         self._lock = threading.Lock()
 
     @property
@@ -91,14 +91,14 @@ class Reader:
         spec = self.source.stored_spec
         wanted = (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block))
         # TensorFlow keeps functions called in a graph, and this object has threads and open files.
-        read = weak_method(self._read, lambda: _no_rows(spec))
+        read = weak_method(self._read, lambda: _no_examples(spec))
         with tf.device("CPU:0"):
             tensors = tf.numpy_function(
                 lambda *arrays: as_stored(read(*arrays), spec), wanted, stored_dtypes(spec), stateful=False
             )
         stored = packed(tensors, spec)
-        rows = [tf.shape(x)[0] for x in tf.nest.flatten(stored)]
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(indices)), [_HAS_FAILED])]):
+        sizes = [tf.shape(x)[0] for x in tf.nest.flatten(stored)]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes == tf.size(indices)), [_HAS_FAILED])]):
             return tf.nest.map_structure(tf.identity, stored)
 
     def find_undecodable(self) -> Exception | None:
@@ -133,11 +133,11 @@ class Reader:
         try:
             stored = self.fetch(*wanted)
         except Exception as error:
-            # TensorFlow would print the traceback of an exception. The graph notices that there are no rows.
+            # TensorFlow would print the traceback of an exception. The graph notices that there are no examples.
             self.failure = self.failure or error
-            return _no_rows(self.source.stored_spec)
+            return _no_examples(self.source.stored_spec)
         with self._lock:
-            self.shares_read = (self.shares_read or 0) + 1
+            self.shards_read = (self.shards_read or 0) + 1
         return stored
 
 
@@ -189,7 +189,7 @@ class Chunks:
         return tf.nest.map_structure(gathered, *chunks)
 
 
-def _no_rows(stored_spec: Any) -> Any:
+def _no_examples(stored_spec: Any) -> Any:
     return tf.nest.map_structure(lambda spec: form.zeros(spec)[:0], stored_spec)
 
 

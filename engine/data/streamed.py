@@ -157,7 +157,7 @@ class FileStream(Stream):
             paths = tf.gather(paths, permuted(numbers, epoch_seed(seed, epoch, [3]), last + 1))
         at_once = min(self._files_at_once, last + 1)
         files = tf.data.Dataset.from_tensor_slices(paths)
-        # Deterministic: each worker reads all files and takes its own rows, so all have to get the same order.
+        # Deterministic: each worker reads all files and takes its own examples, so all have to get the same order.
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)
 
     def identity(self) -> str:
@@ -261,7 +261,7 @@ class StreamPart:
     """One process's part of a stream.
 
     Attributes:
-      stream: the process's own files, or all files, of which it takes its rows of each batch.
+      stream: the process's own files, or all files, of which it takes its examples of each batch.
       counts: examples in each process's stream; a single number if all processes read all files.
       process: this process's index in `counts`.
       is_given: whether each process was given its own data, rather than a part of the same files.
@@ -282,8 +282,8 @@ class StreamPart:
         has_epochs = not isinstance(self.stream, Endless)
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
         if self.by_file:
-            shares = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
-            return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
+            shards = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
+            return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shards=shards)
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def describe(self) -> str:
@@ -307,15 +307,15 @@ def divide(
     watch: Watch = unwatched,
     timeout_seconds: float = 0.0,
 ) -> StreamPart:
-    """Divides a stream among the training processes: by files, or by the rows of each batch.
+    """Divides a stream among the training processes: by files, or by the examples of each batch.
 
     By files, each file is read by one process. Otherwise every process reads all files, in the same order, and takes
-    its own rows, so batches don't depend on the number of processes.
+    its own examples, so batches don't depend on the number of processes.
 
     Args:
       processes: the training processes, `engine.strategies.base.Processes`.
-      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
-        own part already. OFF in a dataset's options replaces AUTO.
+      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by examples, OFF: each process has
+        its own part already. OFF in a dataset's options replaces AUTO.
       saved_counts: an earlier process's `StreamPart.metadata`: it is not counted again.
       timeout_seconds: limit on counting, see `StreamTimeout`.
 
@@ -336,7 +336,7 @@ def divide(
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and saved_counts.get("by") != "example")):
         part = stream.shard_files(workers, processes.host)
-        # All decide alike: a worker that divided by files beside one that divided by rows would repeat examples and
+        # All decide alike: a worker that divided by files beside one that divided by examples would repeat examples and
         # leave others out.
         by_files = all(processes.exchange(part is not None))
         if part is not None and by_files:

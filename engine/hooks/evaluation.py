@@ -142,7 +142,7 @@ def evaluate(
 ) -> Evaluated:
     """Computes the metrics over an evaluation set, and waits for them.
 
-    Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
+    Means of nothing, e.g. an accuracy of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
     except losses.
 
     Args:

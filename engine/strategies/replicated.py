@@ -113,7 +113,7 @@ class Replicated(Strategy):
             saved_data,
             block_steps=block_steps,
             drop_remainder=self.static_shapes,
-            shares=self._batch_shares,
+            shards=self._batch_shares,
             watch=watch,
         )
         self._lines += padding.lines if padding else []

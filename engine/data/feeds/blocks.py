@@ -144,10 +144,10 @@ class Indices(Blocks):
         mine = indices[offset]
         if context.num_replicas_in_sync == 1:
             return mine
-        # A block's batches are of one size, known where it is traced, and so is this replica's share.
+        # A block's batches are of one size, known where it is traced, and so is this replica's shard.
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        if replica is None:  # one program for all replicas, as on TPUs: their shares are of one size too
+        if replica is None:  # one program for all replicas, as on TPUs: their shards are of one size too
             size = mine.shape[0] // context.num_replicas_in_sync
             return tf.slice(mine, [context.replica_id_in_sync_group * size], [size])
-        share = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
-        return mine[slice(*replica_range(mine.shape[0], *share))]
+        shard = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
+        return mine[slice(*replica_range(mine.shape[0], *shard))]

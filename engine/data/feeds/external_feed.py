@@ -96,8 +96,8 @@ class ExternalFeed(Feed):
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
-            rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
-            examples, batch_size = self._read(rows, epoch), len(rows) // steps
+            indices = self._epoch(epoch)[first : first + steps * self.order.batch_size]
+            examples, batch_size = self._read(indices, epoch), len(indices) // steps
             self._next_step = step + steps
         return CallInput((examples, tf.constant(batch_size, tf.int64)), 0, steps)
 
@@ -117,11 +117,11 @@ class ExternalFeed(Feed):
         return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
 
     def batch(self, batch):
-        shares = self._mesh.batch_share(0, self._num_replicas)[1]
-        if shares == 1:
+        shards = self._mesh.batch_share(0, self._num_replicas)[1]
+        if shards == 1:
             return batch
-        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
-            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shares)
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
+            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
@@ -141,11 +141,11 @@ class ExternalFeed(Feed):
             self._epoch_order = epoch, order
         return self._epoch_order[1]
 
-    def _read(self, rows: np.ndarray, epoch: int) -> Any:
+    def _read(self, indices: np.ndarray, epoch: int) -> Any:
         """Reads examples: nest of tensors [n, ...]."""
         with tf.device("CPU:0"):
-            stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(rows), len(rows)))
-            seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
+            stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(indices), len(indices)))
+            seeds = tf.constant(np.stack([np.full(len(indices), epoch), indices], -1), tf.int64)
             examples = self.split.decode(stored, seeds)
             return padded_to(longest(examples), examples) if unknown_dimensions(self.split.element_spec) else examples
 

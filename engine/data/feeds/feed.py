@@ -130,14 +130,14 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
-        """Returns this replica's share of the step's batch, from the results of `next_operands`. Replica code."""
+        """Returns this replica's shard of the step's batch, from the results of `next_operands`. Replica code."""
 
 
 class UntakenFeed(Feed):
     """Batches without values, for a program of which a step is traced, and none is run.
 
     Args:
-      specs: nest of the specs of a replica's share of a batch.
+      specs: nest of the specs of a replica's shard of a batch.
       batch_size: number of examples in a batch, across replicas.
     """
 

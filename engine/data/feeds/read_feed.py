@@ -17,9 +17,9 @@ from .feed import CallInput, Feed, FeedStats
 
 
 class ReadFeed(Feed):
-    """Examples that don't fit on a device: each replica's share of a block is read ahead on the host.
+    """Examples that don't fit on a device: each replica's shard of a block is read ahead on the host.
 
-    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share. `padding` is that of
+    Uses `distribute_datasets_from_function`: each input pipeline reads its own replicas' shards. `padding` is that of
     examples of varying length, whose blocks are single batches; None if they have one shape.
     """
 
@@ -43,15 +43,15 @@ class ReadFeed(Feed):
         self._blocks = Blocks(order, self._iterator, transfer, source.varies)
         self._traced: dict[range, tf.types.experimental.ConcreteFunction] = {}  # by replicas
         self._next_step: int | None = None
-        self._shares_before = 0  # already read when the iterator was opened
-        self._shares_a_block = 1  # of this process
+        self._shards_before = 0  # already read when the iterator was opened
+        self._shards_per_block = 1  # of this process
 
     def stats(self) -> FeedStats:
         if (reader := self._reader) is None:
             return FeedStats(0 if self._source.as_arrays() is None else None)
-        if reader.shares_read is None:
+        if reader.shards_read is None:
             return FeedStats(reader.bytes_read)
-        read = (reader.shares_read - self._shares_before) // self._shares_a_block
+        read = (reader.shards_read - self._shards_before) // self._shards_per_block
         return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
@@ -98,21 +98,21 @@ class ReadFeed(Feed):
     def _iterator(self, first_block: int):
         if self._source.varies:
             self._source.begin_epoch(self.order.block_epoch(first_block))
-        self._shares_before = (self._reader and self._reader.shares_read) or 0
+        self._shards_before = (self._reader and self._reader.shards_read) or 0
         if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return iter(self._share(first_block, range(1)))
+            return iter(self._local_blocks(first_block, range(1)))
 
         def pipeline(context: tf.distribute.InputContext):
             per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
             first = context.input_pipeline_id * per_pipeline
-            self._shares_a_block = per_pipeline
-            return self._share(first_block, range(first, first + per_pipeline))
+            self._shards_per_block = per_pipeline
+            return self._local_blocks(first_block, range(first, first + per_pipeline))
 
         blocks = self._strategy.distribute_datasets_from_function(pipeline)
         self._element_spec = blocks.element_spec
         return iter(blocks)
 
-    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset | list:
+    def _local_blocks(self, first_block: int, replicas: range) -> tf.data.Dataset | list:
         """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
         order, n, end = self.order, self._strategy.num_replicas_in_sync, tf.int64.max // len(replicas)
         last_block, last_offset = end, 0
@@ -126,11 +126,11 @@ class ReadFeed(Feed):
         def gather(number, last_block, last_offset):
             block, replica = number // len(replicas), replicas.start + number % len(replicas)
             indices = order.examples(block)
-            # Of the last block, the rows past the run's end repeat the last one: nothing more is read for them.
-            rows = tf.range(tf.shape(indices, tf.int64)[0])
-            indices = tf.gather(indices, tf.where(block == last_block, tf.minimum(rows, last_offset), rows))
-            share, num_shares = self._mesh.batch_share(replica, n)
-            start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
+            # Of the last block, the steps past the run's end repeat its last one: nothing more is read for them.
+            offsets = tf.range(tf.shape(indices, tf.int64)[0])
+            indices = tf.gather(indices, tf.where(block == last_block, tf.minimum(offsets, last_offset), offsets))
+            shard, num_shards = self._mesh.batch_share(replica, n)
+            start, stop = replica_range(tf.shape(indices, tf.int64)[1], shard, num_shards)
             pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
             assert self._reader  # `call_input` has made it
             return self._reader.read(indices[:, start:stop], block, *pad)

@@ -84,9 +84,9 @@ class StreamedFeed(Feed):
         self._has_seeds = all(map(any, sampled))
         listed = [*sampled, *([] if self._has_seeds else [os.urandom(8).hex()])]
         self._sampled = _SEEDS + json.dumps(listed).encode() + b"\n" if listed else b""  # beside a state
-        # How many replicas' shares this process's batches have, and the number of the first of them.
-        self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
-        self._first_share = part.process * self._num_shares
+        # How many replicas' shards this process's batches have, and the number of the first of them.
+        self._num_shards = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
+        self._first_shard = part.process * self._num_shards
 
     def stats(self) -> FeedStats:
         # Of the examples that steps have taken; text varies in length.
@@ -116,7 +116,7 @@ class StreamedFeed(Feed):
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
-        is_any_length = self._num_shares * len(self.part.counts) > 1 and unknown_dimensions(
+        is_any_length = self._num_shards * len(self.part.counts) > 1 and unknown_dimensions(
             self.part.stream.element_spec
         )
         return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
@@ -138,19 +138,19 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return (self.part.stream.element_spec, self._unseeded_order) if self._num_shares == 1 else None
+        return (self.part.stream.element_spec, self._unseeded_order) if self._num_shards == 1 else None
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         return (next(iterator),)
 
     def batch(self, batch):
-        if self._num_shares == 1 or self._distributes:
+        if self._num_shards == 1 or self._distributes:
             return batch
-        share_range = even_range if self.part.by_file else replica_range
-        number = self._mesh.data.rank - self._first_share
-        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
-            start, stop = share_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
+        shard_range = even_range if self.part.by_file else replica_range
+        number = self._mesh.data.rank - self._first_shard
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
+            start, stop = shard_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
@@ -341,7 +341,7 @@ class StreamedFeed(Feed):
         if stream.buckets is not None:
             batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
         else:
-            batches = batched(stream, examples, order.share_size, order.drop_remainder)
+            batches = batched(stream, examples, order.local_batch_size, order.drop_remainder)
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
