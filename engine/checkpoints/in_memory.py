@@ -79,6 +79,7 @@ class Snapshots:
         }
         may_change = threading.Event()
         self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
+        # The thread still reads these from the variables, which the next step changes.
         if any(entry.is_live for entry in entries):
             may_change.wait()
 
@@ -112,6 +113,7 @@ class Snapshots:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
+        # Steps as text, the only keys of JSON.
         rows = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
@@ -165,7 +167,7 @@ class Snapshots:
         return (self._read_here if are_here else slices.read_on_host)(variables)
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
-        """Returns whether two snapshots would take too much of the memory."""
+        """Whether there is too little memory for two, one of which is whole while the other is written."""
         needed = 0
         for entry in entries:
             shape, dtype = variables.get(entry.key, ([], "int64"))

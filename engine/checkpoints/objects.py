@@ -305,7 +305,7 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
 
 
 def _optional(node) -> Sequence[str]:
-    """Returns the attributes of an object that may be missing and extra; a run may get metrics, or lose them."""
+    """The attributes of an object that either side may lack; all of a metric: a run may get metrics, or lose them."""
     return ("",) if isinstance(node, tf.keras.metrics.Metric) else getattr(node, "optional_in_checkpoint", ())
 
 
@@ -320,7 +320,6 @@ def _message(entries: Sequence[_Entry]) -> str:
 
 
 def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
-    """Returns elements of a vector, or 0."""
     there = reader.get_tensor(key)
     return np.array([0 if at is None else there[at] for at in positions], there.dtype)
 
@@ -346,6 +345,7 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         # In shards of the same sizes each id keeps its row, and nothing has to move.
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
+        # Once for all shards and slots, and only if the state fits: it reads the keys of the whole table.
         place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
         tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
     return tables
@@ -368,7 +368,7 @@ def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
 
 
 def _admission_value(moving: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
-    """Returns the value of an admission's variable; 0 if it begins again."""
+    """The value of an admission's variable by `rehash`; what that leaves out, such as counts, begins again at 0."""
     return moving.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 

@@ -124,6 +124,7 @@ def _slice_box(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.V
     if not all(box.size):
         return
     row_bytes = variable.dtype.size * math.prod(box.size[1:])
+    # A slice that shares the variable's memory has to begin at TensorFlow's alignment, or it is copied after all.
     unit = 1 if is_copied else _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
     rows_at_once = max(1, SLICE_BYTES // row_bytes // unit) * unit
     first = 0
@@ -174,6 +175,7 @@ def copies_when_read(variable: tf.Variable) -> bool:
     """
     if tf.DeviceSpec.from_string(variable.device).device_type != "CPU":
         return False  # it is copied to the host, not within the device's memory
+    # Both are held, or the second could be given the memory that the first has freed.
     reads = [variable.read_value() for _ in range(2)]
     first, second = (np.asarray(read).__array_interface__["data"] for read in reads)
     return first != second

@@ -206,7 +206,7 @@ class Checkpoints:
         self._write(saving, lambda: step > manifests.newest_step(self.directory))
 
     def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
-        """Makes a saving, with the same name of its folder in all processes."""
+        """Names the folder by what all processes count alike, so that they write to one."""
         self._saves += 1
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self.writer.attempt}_{self._saves}")
         return _Saving(int(step), folder, entries, others, record, threading.Event())
@@ -257,6 +257,7 @@ class Checkpoints:
                 return manifest
             if is_moving and time.monotonic() < end:
                 time.sleep(_LOOK_SECONDS)
+            # Nothing was written or removed while they were verified: there is none to wait for.
             elif self._listed() == before:
                 return None
 
@@ -377,6 +378,7 @@ class Checkpoints:
 
     def _write(self, saving: _Saving, is_due: Callable[[], bool] = lambda: True) -> None:
         """Writes this process's entries, once no other thread does, if `is_due` then."""
+        # `write_beside` comes from another thread than the run's saves: which is newer is certain once none writes.
         self._writing.acquire()
         try:
             if not is_due():
@@ -468,6 +470,7 @@ class Checkpoints:
 
     def _known(self) -> list[Manifest]:
         """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
+        # Sizes tell which are broken: to hash all at each save would read every checkpoint again.
         listed = [manifest for manifest in self._catalogue.read_all()[0] if not manifest.gone()]
         return sorted(listed, key=lambda each: (each.problem(content=False) is None, each.serial))
 

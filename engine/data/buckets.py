@@ -152,6 +152,7 @@ class BucketedOrder(Order):
 
         @functools.lru_cache(2)
         def examples_before(epoch: int) -> np.ndarray:
+            # Numbers for the host, also while a step is traced.
             with tf.init_scope(), tf.device("CPU:0"):
                 steps = tf.range(tf.constant(self.steps_per_epoch, tf.int64))
                 batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
@@ -191,7 +192,6 @@ class BucketedOrder(Order):
         return tf.gather(tf.constant(self._members), start + indices)
 
     def _permuted_batches(self, in_epoch: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the batches at these steps of an epoch."""
         if self.seed is None or self.steps_per_epoch == 1:
             return in_epoch
         return permuted(in_epoch, self._keys(epoch)[0], self.steps_per_epoch)

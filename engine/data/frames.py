@@ -55,7 +55,7 @@ def column_names(frame: Any) -> tuple[str, ...] | None:
 
 
 def _is_plain(values: list) -> bool:
-    """Returns whether a list has only numbers and text, at any depth; each list is judged by its first value."""
+    """Whether a list has only numbers and text, at any depth; each list is judged by its first value."""
     first = values[0] if values else None
     return _is_plain(first) if isinstance(first, list) else isinstance(first, (int, float, str, bytes, np.generic))
 

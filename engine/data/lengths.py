@@ -174,6 +174,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     """
     path = _path(source)
     stored = _stored(path, len(source))
+    # All use what is stored, or none: those that read exchange their parts, and would wait for the others.
     are_stored = all(processes.exchange(stored is not None))
     if stored is not None and are_stored:
         return stored
@@ -181,6 +182,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)
     pieces = [np.arange(at, min(at + at_once, stop)) for at in range(first, stop, at_once)]
     done, parts = 0, []
+    # Not in a `with`, which after an error would first read all that is left.
     pool = concurrent.futures.ThreadPoolExecutor(source.read_threads)
     try:
         with watch("reading the examples' lengths", stop - first) as show:

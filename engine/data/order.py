@@ -173,6 +173,7 @@ class Order:
             return step
         epoch, in_epoch = divmod(origin.step + self.shift, self.steps_per_epoch)
         done = self.examples_before(step) - self._examples_at(epoch, in_epoch * self.batch_size)
+        # In two parts: the product of examples and steps might not fit an int64 tensor.
         return origin.rate_step + done // examples * steps + done % examples * steps // examples
 
     @property

@@ -356,6 +356,7 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
         except BaseException as error:  # raised where the result is used
             future.set_exception(error)
         progress.last = time.monotonic()
+        # While the thread waits for its next read, it must keep neither the source nor what it has read.
         del progress.at[thread], call, future, source, indices
 
 
@@ -437,5 +438,5 @@ def _name(source: Source) -> str:
 
 
 def _size(array: np.ndarray) -> int:
-    """Returns the size of an array in bytes; for strings, that of the strings."""
+    """Bytes of an array; of strings their own, where NumPy would count references."""
     return sum(map(len, array.ravel())) if array.dtype == object else array.nbytes

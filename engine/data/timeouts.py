@@ -31,6 +31,7 @@ def wait_for_result(
     idle, seen, before = 0.0, progress(), time.monotonic()
     while not wait([future], poll_seconds or None).done:
         now = time.monotonic()
+        # A longer gap than this between two looks: the process was stopped meanwhile.
         idle, before = idle + min(now - before, 2 * poll_seconds), now
         if (newest := progress()) != seen:
             idle, seen = 0.0, newest

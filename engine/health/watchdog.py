@@ -248,6 +248,7 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _leave(self, line: str, lost: int) -> None:
+        # The main thread reports already why it ends.
         if not self._reporting.acquire(blocking=False):
             return
         end_reason = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
@@ -258,12 +259,13 @@ class Watchdog:
         self._reporting.release()
 
     def _diagnose(self, idle: float) -> tuple[str, int]:
-        """Returns the message after so many seconds without progress, and the worker to blame, or -1."""
+        """Finds the worker to blame for so many seconds without progress, or -1, and the line that says why."""
         peers, (beats, step, _) = self._peers, self._mark
         if loss := self._ended_peer() or self._silent_peer():
             return loss
         progress = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
         progress[peers.worker] = (self._arrived, beats)
+        # Within one call arrivals show who waits for data; if all have as many, calls show who is behind.
         column = 0 if len({arrived for arrived, _ in progress.values()}) > 1 else 1
         worker = min(progress, key=lambda worker: progress[worker][column])
         if progress[worker][column] < max(reached[column] for reached in progress.values()):
@@ -329,6 +331,7 @@ class Watchdog:
         if loss is None:
             self._reporting.release()
             return None
+        # The lock stays taken: the process ends for this reason, and the watchdog must not report another.
         self._end_reason, self.lost = loss
         self._send(self._end_reason, self.lost)
         return self._end_reason
@@ -352,7 +355,7 @@ class Watchdog:
 
 
 def _tasks(message: str) -> set[int]:
-    """Returns the workers in an error message of TensorFlow."""
+    """The workers that an error of TensorFlow names."""
     workers = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
     return workers | {0} if "CoordinationService/Heartbeat" in message else workers  # this service runs in task 0
 
@@ -369,4 +372,5 @@ def end_process(line: str) -> None:
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
+    # Not sys.exit: TensorFlow's shut-down would wait for the same peers again.
     os._exit(EXIT_FAILED)

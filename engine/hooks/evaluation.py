@@ -228,6 +228,7 @@ class Evaluation(Periodic):
 
     def act(self, status: Status) -> None:
         status.off_schedule = not self.ends_period(status)
+        # A run that is resumed from this step may have its evaluation already.
         if status.step != self.step:
             between: dict[str, Any] = {} if status.off_schedule or self._between is None else {"between": self._between}
             try:

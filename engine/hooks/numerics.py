@@ -189,6 +189,7 @@ class NanGuard(Hook):
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options
         totals = sums.read()
+        # Before the losses: a label that a loss does not take makes it nan, and is what to name.
         check_labels(totals, _steps(first, last))
         skipped, counted = totals.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
@@ -234,7 +235,7 @@ class NanGuard(Hook):
 
 
 def _fix(options: StepOptions) -> str:
-    """Returns what to change after non-finite numbers, except what these options already do."""
+    """What to change after non-finite numbers, in an error's words; not what these options do already."""
     fixes = {
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",

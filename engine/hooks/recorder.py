@@ -80,6 +80,7 @@ class Recorder(Hook):
         self._window = meter.window()
 
     def begin(self, status: Status) -> None:
+        # First: by the record it learns of earlier attempts, on which all figures below build.
         self._log.cut(status.step, self.past.replay)
         now = time.monotonic()
         age = now - self._began
@@ -105,6 +106,7 @@ class Recorder(Hook):
 
     def rewind(self, status: Status) -> None:
         self._end_window(self._status or status)
+        # First all that is queued, or the thread would write steps after they are cut.
         self._writer.flush()
         self._log.cut(status.step, lambda event: None)
         self._begin_window(status, time.monotonic())

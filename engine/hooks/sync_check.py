@@ -69,6 +69,7 @@ class SyncCheck(Periodic):
         self.check_together(status, status.strategy.exchange(self.before_save(status)))
 
     def before_save(self, status: Status) -> str:
+        # As text: processes exchange JSON, which has no bytes.
         return self._hashes(self._variables).numpy().tobytes().hex()
 
     def check_together(self, status: Status, values: list[str]) -> None:

@@ -91,6 +91,7 @@ def control_groups(
 def _quota_cores(folder: Path) -> float:
     limits = lines(folder / "cpu.max")  # v2: "quota period", in microseconds
     limits = limits[0].split() if limits else lines(folder / "cpu.cfs_quota_us") + lines(folder / "cpu.cfs_period_us")
+    # No quota is "max" in version 2, and -1 in version 1.
     if len(limits) < 2 or limits[0] in ("max", "-1"):
         return math.inf
     return int(limits[0]) / int(limits[1])

@@ -328,6 +328,7 @@ class EventLog:
         if self._path is not None and os.path.lexists(self._path):
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
                 ranges, skipped = _kept(file, step, replay)
+                # Else nothing is removed, and a long record need not be copied.
                 if ranges != [(0, file.tell())]:
                     with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
                         for first, last in ranges:

@@ -37,6 +37,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         raise UsageError(_EMPTY.format(name))
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
     given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
+    # Now, of the user's own operations: functions that are mapped below would hide them.
     may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))

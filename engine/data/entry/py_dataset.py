@@ -103,12 +103,14 @@ class BatchSource(Source):
     def __init__(self, batches: tf.keras.utils.PyDataset):
         self._batches, self._name = batches, type(batches).__name__
         default = tf.keras.utils.PyDataset
+        # Only a dataset that overrides one of them can tell when an epoch is read.
         self.by_epoch = any(
             getattr(type(batches), name) is not getattr(default, name) for name in ("on_epoch_begin", "on_epoch_end")
         )
         self.read_threads = max(self.read_threads, batches.workers)
         self._epoch: int | None = None  # the epoch in progress
         self._ended = 0  # epochs
+        # With one worker Keras reads it in one thread, and its code may not be made for several.
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches
         if not number:

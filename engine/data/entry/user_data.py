@@ -153,6 +153,7 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     if isinstance(data, tf.data.Dataset):
         return _with_look_up(stream_from_dataset(name, data, rules, notes), rules)
     if isinstance(data, tf.keras.utils.PyDataset):
+        # Without a length it never ends, and is read in order, as a stream.
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else BatchSource(data)
         if isinstance(data, BatchSource):

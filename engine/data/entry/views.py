@@ -218,6 +218,7 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
 def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
+    # `convert` takes batches, and a stream has single examples: each is a batch of one.
     def row(*components):
         rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
         return tf.nest.map_structure(lambda x: x[0], convert(rows))

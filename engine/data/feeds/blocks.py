@@ -51,6 +51,7 @@ class Blocks:
         number, offset, length = self._order.block_at(step)
         if number != (before := self._number):
             goes_on = before is not None and number == before + 1
+            # The iterator of an epoch ends with it: the next one is opened after hooks have seen the epoch's end.
             if before is not None and goes_on and self._by_epoch:
                 goes_on = self._order.block_epoch(number) == self._order.block_epoch(before)
             if not goes_on:

@@ -96,6 +96,7 @@ def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[st
     feeds = {}
     for number, (name, size) in enumerate(split.sizes(batch_size).items()):
         saved_member = dict(saved_members.get(name, {}))
+        # Only the first input's batch size is the run's, which may change as it is resumed.
         if "resumed" in saved_data and not number:
             saved_member["resumed"] = saved_data["resumed"]
         feeds[name] = feed(split.members[name], size, member_seed(seed, name, number), saved_member, strategy)

@@ -131,7 +131,7 @@ class ExternalFeed(Feed):
         self.split = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """Returns the examples of an epoch by index, in their order."""
+        """The order of an epoch, by index: kept while the epoch lasts, since a call reads only a part of it."""
         if self._epoch_order[0] != epoch:
             self.split.begin_epoch(epoch)
             examples, seed = self.order.num_examples, self.order.seed
@@ -151,6 +151,7 @@ class ExternalFeed(Feed):
 
     def _next(self) -> Any:
         """Returns the next batch of a stream, whose epochs follow one another."""
+        # At its end the stream is read again, once: one that then gives nothing can't be.
         for _ in range(2):
             if (iterator := self._iterators.get(self.split)) is None:
                 examples = self.split.examples(None, tf.constant(0, tf.int64))

@@ -114,6 +114,7 @@ class ReadFeed(Feed):
 
     def _local_blocks(self, first_block: int, replicas: range) -> tf.data.Dataset | list:
         """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
+        # An end such that the numbers of all blocks for all replicas, below, are still int64.
         order, n, end = self.order, self._strategy.num_replicas_in_sync, tf.int64.max // len(replicas)
         last_block, last_offset = end, 0
         if self.last_step is not None:
@@ -147,6 +148,7 @@ class ReadFeed(Feed):
             # Two at a time: one block is read while the other waits; more would only hold memory.
             lambda number: traced(number, *last),
             num_parallel_calls=2,
+            # The distributed iterator hands blocks to replicas in turn.
             deterministic=True,
         )
         # TensorFlow's autotuning would take threads and memory from the steps.

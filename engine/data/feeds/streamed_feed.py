@@ -229,6 +229,7 @@ class StreamedFeed(Feed):
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
+                # Whichever epoch the pipeline begins with: the state has the epoch's number, too.
                 iterator = iter(self._batches(0))
                 restore_iterator(iterator, state)
                 return iterator

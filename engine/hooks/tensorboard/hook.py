@@ -84,6 +84,7 @@ class TensorBoard(Windowed):
             self._put_graph(trainer)
 
     def rewind(self, status: Status) -> None:
+        # New files, which begin with the step from which TensorBoard discards the old ones' events.
         self._files.close()
         self._restored = True
         self.begin(status)
@@ -102,6 +103,7 @@ class TensorBoard(Windowed):
             pictures, self._has_images = np.asarray(features), True
             self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
         if status.evaluation is not None:
+            # As it is now: the thread writes it later.
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
         if self.histogram_every_steps and status.step % self.histogram_every_steps == 0:

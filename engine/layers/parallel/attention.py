@@ -214,7 +214,7 @@ def _rotated(x: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
 
 
 def _written(old: tf.Tensor, new: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
-    """Returns a cache's keys or values with the new ones written from `position` on."""
+    """Writes keys or values to a cache, from `position` on: a copy, since a graph's tensors don't change."""
     length = _size(new, 2)
     cache = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
     return tf.ensure_shape(cache, old.shape)

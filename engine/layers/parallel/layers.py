@@ -63,6 +63,7 @@ class Dense(tf.keras.layers.Layer):
         self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
         self.activation = tf.keras.activations.get(activation)
         self.own_units = shard_size(units, self.mesh, "units") if split == "columns" else units
+        # Now, though the deviation is known only in `build`: seeds are sampled in the order in which layers are made.
         self._initial = Normal(stddev or 0.0)
 
     def build(self, input_shape: tuple) -> None:
