@@ -271,10 +271,8 @@ class Order:
         if self.remainder:
             last = tf.equal(in_epoch, self._whole_blocks)
             start = tf.where(last, self.whole_steps * batch, start)
-            steps, batch = (
-                tf.where(last, tf.ones_like(steps), steps),
-                tf.where(last, self.remainder * tf.ones_like(batch), batch),
-            )
+            steps = tf.where(last, tf.ones_like(steps), steps)
+            batch = tf.where(last, self.remainder * tf.ones_like(batch), batch)
         indices = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
         return tf.reshape(self._shuffled(indices, epoch), [steps, batch])
 

@@ -28,56 +28,49 @@ _PIECE = 1 << 20
 _LATEST = 1e11  # Unix seconds; a span is shorter, too
 
 
+def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
+    """Whether values match the types of their keys, or `others`. Null is of each type: unknown, or not finite."""
+    return all(value is None or keys.get(name, others)(value) for name, value in values.items())
+
+
 def _number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _integer(value: Any) -> bool:
-    return value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def _text(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_TEXT)
-
-
-def _boolean(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _mapping(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
 
 def _numbers(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_number, value.values())))
+    return isinstance(value, dict) and _has_types({}, value, _number)
 
 
 def _spans(value: Any) -> bool:
-    return value is None or (_numbers(value) and all(abs(number or 0) < _LATEST for number in value.values()))
+    return isinstance(value, dict) and _has_types({}, value, lambda span: _number(span) and abs(span) < _LATEST)
 
 
 def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns whether a value is a list of named objects, whose other values match these columns or are numbers."""
+    """Returns whether a value is a list of objects, whose values match these columns and a name, or are numbers."""
 
     def is_row(row: Any) -> bool:
-        return isinstance(row, dict) and _text(row.get("name")) and _has_types({"name": _text, **columns}, row, _number)
+        return isinstance(row, dict) and _has_types({"name": _text, **columns}, row, _number)
 
-    return lambda value: value is None or (isinstance(value, list) and all(map(is_row, value)))
+    return lambda value: isinstance(value, list) and all(map(is_row, value))
 
 
 def _goodput(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value))
-
-
-def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
-    return all(keys.get(name, others)(value) for name, value in values.items())
+    return isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value)
 
 
 class EventKey(NamedTuple):
     """The contents of a key of an event.
 
     Attributes:
-      fits: returns whether a value matches; null always does (unknown, or not finite).
+      fits: returns whether a value other than null matches.
       description: the description for docs/events.md.
     """
 
@@ -103,7 +96,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "seconds": EventKey(_spans, "what came before the first step: `start`"),
         "spent": _SPENT,
     },
-    "config": {"values": EventKey(_mapping, "all flags; `model` by its name")},
+    "config": {"values": EventKey(lambda value: isinstance(value, dict), "all flags; `model` by its name")},
     "cluster": {
         "strategy": EventKey(_text, "the strategy"),
         "replicas": EventKey(_integer, "the number of replicas"),
@@ -156,7 +149,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "path": EventKey(_text, "in the run_dir"),
         "seconds": EventKey(_number, "that writing took, beside training"),
         "bytes": EventKey(_integer, "its size"),
-        "best": EventKey(_boolean, "whether it is the best evaluation's"),
+        "best": EventKey(lambda value: isinstance(value, bool), "whether it is the best evaluation's"),
     },
     "warning": {
         "text": EventKey(_text, "what was logged"),
@@ -190,10 +183,9 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict):
         return None
-    kind, time, step = (event.get(name) for name in ("event", "time", "step"))
-    if not isinstance(kind, str) or time is None or not _number(time) or not 0 <= time < _LATEST:
-        return None
-    if step is None or not _integer(step) or step < 0:
+    head: list[Any] = [event.get(name) for name in ("event", "time", "step")]
+    kind, time, step = head
+    if not isinstance(kind, str) or not _number(time) or not 0 <= time < _LATEST or not _integer(step) or step < 0:
         return None
     values = {name: value for name, value in event.items() if name != "event"}
     others = _number if kind == "row" else lambda value: True

@@ -46,7 +46,6 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         dataset = dataset.map(functools.partial(_without_sparse, rank_of_rows))
     dataset = rows_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
-    check_ranks(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
         batch_examples = given_batches[0] if given_batches else _batch_size(name, dataset)
@@ -207,7 +206,7 @@ def _with_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
 
 
 def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
-    """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
+    """Raises `UsageError` unless elements of this specification are examples of known rank in a form of a batch."""
     if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
         raise UsageError(
             f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
@@ -221,10 +220,6 @@ def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
                 "to one shape for all by x.to_tensor(shape=[most, ...])"
             )
         check_real(name, spec.dtype)
-
-
-def check_ranks(name: str, elements) -> None:
-    """Raises `UsageError` if examples of this specification are of unknown rank."""
     for key, spec in fields(elements).named():
         if spec.shape.rank is None:
             raise UsageError(f"the {name} dataset's examples are of unknown rank ({key}); use tf.ensure_shape in map")
