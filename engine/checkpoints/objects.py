@@ -289,7 +289,8 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     else:
         sizes = tuple(checkpoint.specs[part][0][0] for part in stored)
         source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if table and moves else None)
-        rows = variable.shape[0] if moves else source.size_here
+        # Of the table that the checkpoint has, those that this shard would get.
+        rows = variable.shape[0] if moves else len(range(place.shard, sum(sizes), place.number))
         if grows and rows < variable.shape[0]:
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]

@@ -77,11 +77,6 @@ class ShardRows(NamedTuple):
     number: int
     place: Callable[[], RowPlacement] | None = None
 
-    @property
-    def size_here(self) -> int:
-        """How many rows of the table the variable has."""
-        return len(range(self.shard, sum(self.sizes), self.number))
-
 
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
     """Returns the entry of a value that was read."""

@@ -229,33 +229,6 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
         is_rest = not is_whole
 
 
-class Gap:
-    """Counts the events missing in a record while it can't be written; true if there are any.
-
-    Attributes:
-      reason: why it can't be written; "" if it can.
-    """
-
-    def __init__(self):
-        self.reason = ""
-        self._events, self._first, self._last = 0, 0, 0
-
-    def __bool__(self) -> bool:
-        return self._events > 0
-
-    def __str__(self) -> str:
-        at = f"steps {self._first:,} to {self._last:,}" if self._first < self._last else f"step {self._first:,}"
-        is_or_are = "is" if self._events == 1 else "are"
-        return f"{counted(self._events, 'event')} of {at} {is_or_are} missing: {self.reason}"
-
-    def add(self, *steps: int) -> None:
-        """Counts an event of each step."""
-        for step in steps:
-            self._first = min(self._first, step) if self else step
-            self._last = max(self._last, step)
-            self._events += 1
-
-
 class EventLog:
     """Appends events to a file. Several threads may.
 
@@ -269,7 +242,8 @@ class EventLog:
     def __init__(self, path: str | None):
         self._path = path
         self._lock = threading.Lock()
-        self._gap = Gap()
+        self._missing: list[int] = []  # the steps of the events that could not be written
+        self._reason = ""  # why not; "" while the file can be written
         self._cut_at: int | None = None  # the step past which the file must be truncated first
 
     def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
@@ -279,11 +253,16 @@ class EventLog:
             if self._cut_at is not None:
                 self._cut(self._cut_at, lambda event: None)
             lines = [json.dumps(_finite({**head, **values}))]
-            if self._gap:  # written with the event or not at all: else a disk with room for one of them is logged twice
-                gap = {"event": "warning", "time": head["time"], "step": step, "text": str(self._gap), "task": None}
+            if self._missing:
+                first, last = min(self._missing), max(self._missing)
+                at = f"steps {first:,} to {last:,}" if first < last else f"step {first:,}"
+                is_or_are = "is" if len(self._missing) == 1 else "are"
+                text = f"{counted(len(self._missing), 'event')} of {at} {is_or_are} missing: {self._reason}"
+                gap = {"event": "warning", "time": head["time"], "step": step, "text": text, "task": None}
+                # With the event or not at all: else a disk with room for one of them is logged twice.
                 lines.insert(0, json.dumps(gap))
             self._append("\n".join(lines))
-            self._gap = Gap()
+            self._missing, self._reason = [], ""
 
     def cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
         """Removes the events of steps past `step`; passes all events to `replay` first.
@@ -300,11 +279,11 @@ class EventLog:
         try:
             yield
         except OSError as error:
-            self._gap.add(*steps)
-            if not self._gap.reason:
+            self._missing += steps
+            if not self._reason:
                 line = "%s can't be written (%s); the run continues, and so does its record once it can be"
                 logging.warning(line, self._path, error.strerror)
-            self._gap.reason = str(error.strerror)
+            self._reason = str(error.strerror)
 
     def _append(self, line: str) -> None:
         if self._path is None:
