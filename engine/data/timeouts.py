@@ -55,7 +55,7 @@ class StreamTimeout:
       timeout_seconds: limit on time without data and without computation; 0 waits for ever.
     """
 
-    def __init__(self, files: Sequence[str] = (), timeout_seconds: float = 0.0):
+    def __init__(self, files: Sequence[str], timeout_seconds: float):
         self._files, self._timeout = files, timeout_seconds
 
     def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:

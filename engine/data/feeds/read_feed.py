@@ -26,12 +26,7 @@ class ReadFeed(Feed):
     compilable = True
 
     def __init__(
-        self,
-        devices: Devices,
-        source: Source,
-        order: Order,
-        read_timeout_seconds: float = 0.0,
-        padding: Padding | None = None,
+        self, devices: Devices, source: Source, order: Order, read_timeout_seconds: float, padding: Padding | None
     ):
         self.order, self._source, self._padding = order, source, padding
         self._element_spec: Any = None

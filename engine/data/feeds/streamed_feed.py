@@ -20,7 +20,7 @@ from ..buckets import in_windows
 from ..form import zeros
 from ..order import Order, even_range, replica_range
 from ..source import Spec, unknown_dimensions
-from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
+from ..streamed import StreamPart, Watch, batched, naming_files, untuned
 from ..timeouts import StreamTimeout
 from .blocks import Devices
 from .feed import CallInput, Feed, FeedStats
@@ -59,9 +59,9 @@ class StreamedFeed(Feed):
         part: StreamPart,
         order: Order,
         *,
-        shuffle_buffer: int = 10_000,
-        watch: Watch = unwatched,
-        timeout_seconds: float = 0.0,
+        shuffle_buffer: int,
+        watch: Watch,
+        timeout_seconds: float,
         distributes: bool = False,
     ):
         self.order, self.part = order, part
@@ -104,15 +104,10 @@ class StreamedFeed(Feed):
         spec = tf.nest.map_structure(
             lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.part.stream.element_spec
         )
-        order = self.order
-        buckets = self.part.stream.buckets
-        return json.dumps(
-            [
-                *(self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
-                *([dataclasses.asdict(buckets)] if buckets else []),
-            ],
-            default=str,
-        )
+        order, buckets = self.order, self.part.stream.buckets
+        identity = [self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec]
+        identity += [dataclasses.asdict(buckets)] if buckets else []
+        return json.dumps(identity, default=str)
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.

@@ -135,12 +135,9 @@ class TensorBoard(Windowed):
         if self._weights is None:
             variables = [v for v in self._inventory.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             # For a sharded variable this is the first replica's shard, as the name says.
-            paths = [f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}" for v in variables]
+            by_path = {f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}": v for v in variables}
             self._weights = compiled_once(
-                lambda: {
-                    path: event_values.histogram(tf.convert_to_tensor(v))
-                    for path, v in zip(paths, variables, strict=True)
-                }
+                lambda: {path: event_values.histogram(tf.convert_to_tensor(v)) for path, v in by_path.items()}
             )
         weights, gradients = self._weights(), self.probe.gradients() if self.probe else {}
 
@@ -170,10 +167,8 @@ class TensorBoard(Windowed):
 
 
 def _training_scalars(totals: Totals, figures_of_run: dict) -> list:
-    scalars = {
-        f"workers/{worker}/{name}": value
-        for worker, figures in enumerate(totals.workers())
-        for name, value in figures.items()
-    }
+    scalars: dict[str, float] = {}
+    for worker, figures in enumerate(totals.workers()):
+        scalars |= {f"workers/{worker}/{name}": value for name, value in figures.items()}
     scalars |= totals.means() | figures_of_run
     return event_values.scalars({name: float(value) for name, value in scalars.items()})

@@ -62,7 +62,7 @@ class Admission(tf.Module):
 
     optional_in_checkpoint = ("stamps", "freed")  # a run may get `evict_after`, or lose it
 
-    def __init__(self, admit_after: int, evict_after: int | None = None):
+    def __init__(self, admit_after: int, evict_after: int | None):
         super().__init__(name="admission")
         self.admit_after, self.evict_after = admit_after, evict_after
         self.stamps: tf.Variable | None = None
