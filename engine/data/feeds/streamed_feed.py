@@ -20,7 +20,7 @@ from ..buckets import in_windows
 from ..form import zeros
 from ..order import Order, even_range, replica_range
 from ..source import Spec, unknown_dimensions
-from ..streamed import StreamPart, Watch, batched, naming_files, untuned
+from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
 from ..timeouts import StreamTimeout
 from .blocks import Devices
 from .feed import CallInput, Feed, FeedStats
@@ -60,8 +60,8 @@ class StreamedFeed(Feed):
         order: Order,
         *,
         shuffle_buffer: int,
-        watch: Watch,
-        timeout_seconds: float,
+        watch: Watch = unwatched,
+        timeout_seconds: float = 0.0,
         distributes: bool = False,
     ):
         self.order, self.part = order, part
