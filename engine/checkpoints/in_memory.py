@@ -115,6 +115,7 @@ class Snapshots:
         stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
         # Steps as text, the only keys of JSON.
         rows = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
+        # All compute the same from these rows, so that all take part in writing the same step, or none does.
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None

@@ -262,6 +262,7 @@ class Preprocessing:
         if self.columns[name].kind == "hash":
             return hashed(words)
         if name not in self.tables:
+            # Outside of the graph that is traced, so that one table serves all graphs.
             with tf.init_scope():
                 keys = tf.constant(self.columns[name].words, tf.string)
                 content = tf.lookup.KeyValueTensorInitializer(keys, tf.range(1, len(keys) + 1, dtype=tf.int64))

@@ -183,6 +183,7 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None]) -> Iterator[
         _remove(temporary)
         raise
     finally:
+        # Only now: whoever finds a file unlocked takes it for a killed process's, and removes it.
         os.close(lock)
 
 

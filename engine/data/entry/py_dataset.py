@@ -257,6 +257,7 @@ class GeneratorStream(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
         dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
+        # TensorFlow does not know how many examples a generator has.
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
     def fault(self) -> CrankshaftError | None:

@@ -302,6 +302,7 @@ class Embedding(tf.Module):
                 "tf.keras.layers.StringLookup"
             )
         ids = tf.cast(ids, tf.int64)
+        # TensorFlow's gather raises an error for such an id on a CPU, and gives zeros on a GPU.
         outside = (ids < 0) | (ids >= self.rows)
         rows = tf.where(outside, tf.zeros_like(ids), ids)
         if self.unknown == "row_0":
