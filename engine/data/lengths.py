@@ -25,7 +25,7 @@ from .frames import to_array
 from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
 from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
-from .streamed import Stream, Watch, WrappedStream
+from .streamed import Stream, Watch, WrappedStream, unwatched
 
 _READ_AT_ONCE = 1024  # examples
 _FOLDER = ".crankshaft"  # beside the data, as of inputs' own prepared files
@@ -164,7 +164,7 @@ class VaryingStream(WrappedStream):
         return self._stream.examples(seed, epoch).map(example)
 
 
-def measured(source: Source, processes: Any, watch: Watch) -> np.ndarray:
+def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:
     """Returns the sizes of all examples' unknown dimensions, int32 [examples, dimensions].
 
     Each process reads a part, once: they are stored in a folder beside the source's first file, if it has files.
