@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft import Trainer, main, mean
-from crankshaft.engine.data.feeds.feeds import Devices, ResidentFeed
+from crankshaft.engine.data.feeds.blocks import Devices
+from crankshaft.engine.data.feeds.resident_feed import ResidentFeed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.metrics.sums import LoopSums, row_specs, stack
 from crankshaft.engine.step.runner import StepRunner

@@ -42,13 +42,13 @@ class Catalogue:
         return manifest.problem(hashed=lambda path: self._hashes.get(path, lambda: manifests.sha256(path)))
 
     def _read(self, path: str) -> Manifest:
-        return self._manifests.get(path, lambda: self._shared(manifests.read(path)))
+        return self._manifests.get(path, lambda: self._with_last_values(manifests.read(path)))
 
-    def _shared(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest, sharing the values that equal the last one's: most do, which saves memory."""
-        last, self._last = self._last or manifest, manifest
-        shared = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
-        self._last = dataclasses.replace(manifest, **shared)
+    def _with_last_values(self, manifest: Manifest) -> Manifest:
+        """Replaces values by the last manifest's that equal them: most do, and a thousand copies would take memory."""
+        last = self._last or manifest
+        equal = {name: getattr(last, name) for name in _REPEATED if getattr(last, name) == getattr(manifest, name)}
+        self._last = dataclasses.replace(manifest, **equal)
         return self._last
 
 

@@ -25,7 +25,7 @@ from .slices import SlicedVariable
 from .slots import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
-_SHARE = 0.25  # share of the available memory that snapshots may take
+_MEMORY_FRACTION = 0.25  # of the available memory, which snapshots may take
 
 
 class Snapshots:
@@ -67,12 +67,19 @@ class Snapshots:
         if self.is_off or self._lacks_memory(entries, variables):
             return
         parts = sorted(frozenset().union(*(entry.writers for entry in entries if entry.is_sharded)))
-        record: dict[str, Any] = {**stored, "variables": variables, "parts": parts, "run": self._run()}
-        writer = checkpoints.writer
-        record |= {"keep": checkpoints.keep, "process": writer.process, "attempt": writer.attempt}
-        record["may_save"] = self._may_save
+        record = {
+            **stored,
+            "variables": variables,
+            "parts": parts,
+            "run": self._run(),
+            "keep": checkpoints.keep,
+            "process": checkpoints.writer.process,
+            "attempt": checkpoints.writer.attempt,
+            "may_save": self._may_save,
+        }
         may_change = threading.Event()
         self._copying = threads.call(f"snapshot-{step}", self._copy, step, record, entries, may_change)
+        # The thread still reads these from the variables, which the next step changes.
         if any(entry.is_live for entry in entries):
             may_change.wait()
 
@@ -106,7 +113,9 @@ class Snapshots:
           Its step; None if there is none after that of the checkpoint, or the first process can't write it.
         """
         stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
+        # Steps as text, the only keys of JSON.
         rows = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
+        # All compute the same from these rows, so that all take part in writing the same step, or none does.
         found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
         if found is None:
             return None
@@ -159,7 +168,7 @@ class Snapshots:
         return (self._read_here if are_here else slices.read_on_host)(variables)
 
     def _lacks_memory(self, entries: list[SlicedVariable], variables: Mapping[str, list]) -> bool:
-        """Returns whether two snapshots would take too much of the memory."""
+        """Whether there is too little memory for two, one of which is whole while the other is written."""
         needed = 0
         for entry in entries:
             shape, dtype = variables.get(entry.key, ([], "int64"))
@@ -169,7 +178,7 @@ class Snapshots:
                 size = tf.as_dtype(dtype).size * tf.TensorShape(shape).num_elements() // len(entry.writers)
             needed += 2 * size
         more = needed - self._slots.num_bytes
-        if more > 0 and more > _SHARE * (available := memory.available_bytes()):
+        if more > 0 and more > _MEMORY_FRACTION * (available := memory.available_bytes()):
             self.is_off = True
             logging.warning(
                 "no snapshots in memory: two would take %d MB more, and %d MB are available; a failure loses the steps "

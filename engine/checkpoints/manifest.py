@@ -169,6 +169,7 @@ def finish_interrupted_writes(directory: str) -> list[str]:
         if manifest.problem() is None:
             _rename_to_manifest(manifest)
             continue
+        # A file that differs from the list is not this write's: an earlier checkpoint of the step may have that name.
         for file in manifest.files:
             if manifest.file_problem(file) is None:
                 removed.append(file)
@@ -313,7 +314,7 @@ def check_extra(values: dict[str, Any]) -> None:
 
 
 def _with_lists(value: Any) -> Any:
-    """Returns plain JSON with lists instead of tuples."""
+    """Plain JSON as it is read back, which has no tuples."""
     if isinstance(value, dict):
         return {name: _with_lists(item) for name, item in value.items()}
     return [*map(_with_lists, value)] if isinstance(value, (list, tuple)) else value
@@ -331,11 +332,13 @@ def _text(record: dict) -> str:
 
 def with_digest(record: dict) -> dict:
     """Returns a manifest's record with the digest of all else in it."""
+    # A record that was read and changed still has the digest of what it was.
     content = {key: value for key, value in record.items() if key != "sha256"}
     return content | {"sha256": _digest(content)}
 
 
 def _digest(record: dict) -> str:
+    # By sorted keys: those of a record that was read back come in the file's order.
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
@@ -352,6 +355,7 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
                     problems[step_from_name(name)] = error.message
                 else:  # the run, which writes the next one first, has removed it meanwhile
                     removed.append(name)
+    # All were removed while they were read, so newer ones are there now.
     if removed and not manifests:
         return read_all(directory, read)
     lists = {name.removesuffix(WRITING) for name in names}  # what is being moved is not broken

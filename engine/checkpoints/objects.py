@@ -262,7 +262,9 @@ def _compare(
     placed = tuple(prefix for table in moving for prefix in table.admissions)
     for key in sorted(checkpoint.specs.keys() - read):
         if key.startswith(key_prefix(at)) and not key.startswith(placed):
-            text = f"{_readable_key(key)} {_shape_and_dtype(*checkpoint.specs[key])}"
+            names = key.removesuffix("/" + ATTRIBUTE).split("/")
+            name = _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
+            text = f"{name} {_shape_and_dtype(*checkpoint.specs[key])}"
             entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
     return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
@@ -270,7 +272,10 @@ def _compare(
 
 def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpoint) -> _Entry:
     """Returns a variable's entry with its source, or its difference; `table` is the one whose shard or slot it is."""
-    variable, stored, here = entry.variable, entry.stored, _form_here(entry.variable)
+    variable, stored = entry.variable, entry.stored
+    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
+    has_rows = per_replica.differs(variable)
+    here = _shape_and_dtype(_any_rows(variable.shape) if has_rows else whole_shape(variable), variable.dtype)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
     shape, dtype = checkpoint.specs[stored[0]]
@@ -284,24 +289,24 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     else:
         sizes = tuple(checkpoint.specs[part][0][0] for part in stored)
         source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if table and moves else None)
-        rows = variable.shape[0] if moves else source.size_here
+        # Of the table that the checkpoint has, those that this shard would get.
+        rows = variable.shape[0] if moves else len(range(place.shard, sum(sizes), place.number))
         if grows and rows < variable.shape[0]:
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]
         shape = [rows, *shape[1:]]
-    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
-    if per_replica.differs(variable):  # a row per replica, or none for one replica
+    if has_rows:  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     # Only an embedding's table is written in parts that another number of shards can read.
-    is_shared = variable_sharding(variable) or per_replica.differs(variable)
-    if here == (there := _shape_and_dtype(shape, dtype)) and not (is_shared and isinstance(source, ShardRows)):
+    is_whole = not (variable_sharding(variable) or has_rows)
+    if here == (there := _shape_and_dtype(shape, dtype)) and (is_whole or not isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
     return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
 
 
 def _optional(node) -> Sequence[str]:
-    """Returns the attributes of an object that may be missing and extra; a run may get metrics, or lose them."""
+    """The attributes of an object that either side may lack; all of a metric: a run may get metrics, or lose them."""
     return ("",) if isinstance(node, tf.keras.metrics.Metric) else getattr(node, "optional_in_checkpoint", ())
 
 
@@ -316,7 +321,6 @@ def _message(entries: Sequence[_Entry]) -> str:
 
 
 def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
-    """Returns elements of a vector, or 0."""
     there = reader.get_tensor(key)
     return np.array([0 if at is None else there[at] for at in positions], there.dtype)
 
@@ -342,6 +346,7 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         # In shards of the same sizes each id keeps its row, and nothing has to move.
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
+        # Once for all shards and slots, and only if the state fits: it reads the keys of the whole table.
         place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
         tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
     return tables
@@ -364,7 +369,7 @@ def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
 
 
 def _admission_value(moving: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
-    """Returns the value of an admission's variable; 0 if it begins again."""
+    """The value of an admission's variable by `rehash`; what that leaves out, such as counts, begins again at 0."""
     return moving.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 
@@ -386,7 +391,13 @@ def serialized(nodes: Sequence[tuple[tuple[str, ...], Any]]) -> bytes:
         if is_variable(node):
             stored.attributes.add(name=_VALUE, full_name=_readable(path), checkpoint_key=checkpoint_key(path))
             continue
-        _refuse_other_state(path, node)
+        # Keras's lookup layers count words in a table while they adapt, and empty it.
+        is_empty_table = isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size()
+        if has_state_beside_variables(node) and not is_empty_table:
+            raise CheckpointError(
+                f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
+                "keep its state in a tf.Variable, or in the host's state"
+            )
         for name, child in tracked_children(node, is_root=not path):
             stored.children.add(node_id=numbers[id(child)], local_name=name)
     graph.nodes[0].children.add(node_id=len(nodes), local_name=_COUNTER)
@@ -466,20 +477,6 @@ def _unseen(owner: Any, children: Iterable) -> list[tuple[str, object]]:
     return [(name, child) for name, child in held if id(child) not in reached]
 
 
-def _refuse_other_state(path, node) -> None:
-    """Raises CheckpointError for tables, iterators and other state that is not a variable and would be left out.
-
-    Empty tables are accepted: Keras's lookup layers count words in one while they adapt, and empty it.
-    """
-    if isinstance(node, tf.lookup.experimental.MutableHashTable) and not node.size():
-        return
-    if has_state_beside_variables(node):
-        raise CheckpointError(
-            f"{_readable(path)} is a {type(node).__name__}, and only variables are saved; "
-            "keep its state in a tf.Variable, or in the host's state"
-        )
-
-
 def checkpoint_key(path: tuple[str, ...]) -> str:
     """Returns a variable's key in a checkpoint, by its path."""
     return key_prefix(path) + ATTRIBUTE
@@ -491,23 +488,13 @@ def key_prefix(path: tuple[str, ...]) -> str:
 
 
 def _readable(path: tuple[str, ...]) -> str:
-    parts = [f"[{name}]" if name.isdigit() else f".{name}" for name in path]
-    return "".join(parts).lstrip(".")
-
-
-def _readable_key(key: str) -> str:
-    names = key.removesuffix("/" + ATTRIBUTE).split("/")
-    return _readable(tuple(name.replace(".S", "/").replace("..", ".") for name in names))
+    return "".join(f"[{name}]" if name.isdigit() else f".{name}" for name in path).lstrip(".")
 
 
 def whole_shape(node) -> list[int]:
     """Returns the shape of a variable; of one sharded over a mesh, the shape of the whole."""
     sharding = variable_sharding(node)
     return list(sharding.shape) if sharding else tf.TensorShape(node.shape).as_list()
-
-
-def _form_here(node) -> str:
-    return _shape_and_dtype(_any_rows(node.shape) if per_replica.differs(node) else whole_shape(node), node.dtype)
 
 
 def _any_rows(shape) -> list[int | None]:

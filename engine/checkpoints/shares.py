@@ -42,6 +42,7 @@ class WritingProcess:
 def write_note(folder: str, process: int, names: Iterable[str]) -> None:
     """Writes the note that a process's share, the checkpoints `names` in the folder, is complete and on the disk."""
     names = [os.path.basename(name) for name in names]
+    # First the files: once the note is there, the first process moves them and publishes the checkpoint.
     for file in os.listdir(folder):
         if file.split(".")[0] in names:
             files.sync(os.path.join(folder, file))

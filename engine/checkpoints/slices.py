@@ -77,11 +77,6 @@ class ShardRows(NamedTuple):
     number: int
     place: Callable[[], RowPlacement] | None = None
 
-    @property
-    def size_here(self) -> int:
-        """How many rows of the table the variable has."""
-        return len(range(self.shard, sum(self.sizes), self.number))
-
 
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
     """Returns the entry of a value that was read."""
@@ -124,6 +119,7 @@ def _slice_box(shape, box: Box, read: Callable[[Box], tf.Tensor], variable: tf.V
     if not all(box.size):
         return
     row_bytes = variable.dtype.size * math.prod(box.size[1:])
+    # A slice that shares the variable's memory has to begin at TensorFlow's alignment, or it is copied after all.
     unit = 1 if is_copied else _ALIGNMENT_BYTES // math.gcd(_ALIGNMENT_BYTES, row_bytes)
     rows_at_once = max(1, SLICE_BYTES // row_bytes // unit) * unit
     first = 0
@@ -174,6 +170,7 @@ def copies_when_read(variable: tf.Variable) -> bool:
     """
     if tf.DeviceSpec.from_string(variable.device).device_type != "CPU":
         return False  # it is copied to the host, not within the device's memory
+    # Both are held, or the second could be given the memory that the first has freed.
     reads = [variable.read_value() for _ in range(2)]
     first, second = (np.asarray(read).__array_interface__["data"] for read in reads)
     return first != second
@@ -206,12 +203,13 @@ def packed(entries: Iterable[SlicedVariable]) -> Iterator[tuple[dict[str, Any], 
                 "spec": piece.spec,
                 "dtype": value.dtype.name,
                 "shape": value.shape.as_list(),
+                "is_sharded": entry.is_sharded,
             }
             if value.dtype == tf.string:
                 data = tf.io.serialize_tensor(value).numpy()
             else:
                 data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            yield {**described, "is_sharded": entry.is_sharded}, data
+            yield described, data
 
 
 def unpacked(described: Mapping[str, Any], read: Callable[[], Any]) -> SlicedVariable:
@@ -285,26 +283,27 @@ def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
 def _read_shards(prefix: str, key: str, variable, sharding: Sharding) -> None:
     """Reads each local replica's shard of a sharded variable."""
     variable = tf_variable(variable)
-    values: dict[Box, tf.Tensor] = {}
+    values: dict[Box, tf.Tensor] = {}  # replicas with copies of one shard read it once
     for replica, shard in shards.local_shards(variable):
         box = sharding.box(replica)
         if box not in values:
-            values[box] = _restored(prefix, key, sharding, box, shard, shards.padding_value(variable))
+            with tf.device(host_device(shard.device)):
+                filling = tf.cast(shards.padding_value(variable), shard.dtype)
+                if all(box.size):
+                    value = _read_box(prefix, key, box, sharding.shape, shard.dtype)
+                    padding = [[0, n - s] for n, s in zip(sharding.local_shape, box.size, strict=True)]
+                    values[box] = tf.pad(value, padding, constant_values=filling) if np.any(padding) else value
+                else:  # the whole is so small that this replica has nothing but padding
+                    values[box] = tf.fill(sharding.local_shape, filling)
         shard.assign(values[box])
 
 
-def _restored(prefix: str, key: str, sharding: Sharding, box: Box, shard: tf.Variable, filling: float) -> tf.Tensor:
-    with tf.device(host_device(shard.device)):
-        if not all(box.size):
-            return tf.fill(sharding.local_shape, tf.cast(filling, shard.dtype))
-        (value,) = tf.raw_ops.RestoreV2(
-            prefix=os.fspath(prefix),
-            tensor_names=[key],
-            shape_and_slices=[box.spec(sharding.shape)],
-            dtypes=[shard.dtype],
-        )
-        padding = [[0, n - s] for n, s in zip(sharding.local_shape, box.size, strict=True)]
-        return tf.pad(value, padding, constant_values=tf.cast(filling, shard.dtype)) if np.any(padding) else value
+def _read_box(prefix: str, key: str, box: Box, shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+    """Reads a range of a checkpoint's value, whose whole has this shape."""
+    (value,) = tf.raw_ops.RestoreV2(
+        prefix=os.fspath(prefix), tensor_names=[key], shape_and_slices=[box.spec(shape)], dtypes=[dtype]
+    )
+    return value
 
 
 def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
@@ -326,12 +325,7 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
                 continue
             box = Box((piece.start, *(0 for _ in width)), (len(piece), *width))
             with tf.device(host_device(component.device)):
-                (values,) = tf.raw_ops.RestoreV2(
-                    prefix=os.fspath(prefix),
-                    tensor_names=[rows.keys[there]],
-                    shape_and_slices=[box.spec((rows.sizes[there], *width))],
-                    dtypes=[variable.dtype],
-                )
+                values = _read_box(prefix, rows.keys[there], box, (rows.sizes[there], *width), variable.dtype)
                 values = tf.gather(values, mine)
             with tf.device(component.device):
                 here = table_rows[mine] // rows.number

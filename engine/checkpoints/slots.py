@@ -79,6 +79,7 @@ class Slots:
         self.descriptors = self.descriptors or make()
         numbers = {descriptor: _header(descriptor)[0] for descriptor in self.descriptors}
         slot = min(self.descriptors, key=numbers.__getitem__)
+        # From here on the slot has no snapshot, until its header is written, after all else.
         os.pwrite(slot, bytes(_HEADER.size), 0)
         at, described = _BEGIN, []
         for description, value in values:

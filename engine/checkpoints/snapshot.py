@@ -85,6 +85,7 @@ def _too_large_to_copy(held: list) -> set[int]:
         if variable_sharding(node) and slices.copies_when_read(per_replica.components(tf_variable(node))[0])
     ]
     large, total = set(), 0
+    # The smallest first, so that few variables, and those large, are written before training continues.
     for node in sorted(copied, key=lambda node: node.shape.num_elements()):
         total += node.shape.num_elements() * tf.as_dtype(node.dtype).size
         if total > COPIED_BYTES:

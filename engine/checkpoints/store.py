@@ -132,16 +132,6 @@ class Checkpoints:
         removed = manifests.finish_interrupted_writes(self.directory)
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
-        self._check_known()
-        listed = self._catalogue.read_all()[0]
-        swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
-        if len(swept) < len(listed):  # else keep the last trace of a run
-            removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
-        for name in removed:
-            logging.info("removed %s, left by a process that was killed", name)
-        return removed
-
-    def _check_known(self) -> None:
         if names := manifests.unlisted_files(self.directory):
             more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
             raise CheckpointError(
@@ -149,6 +139,13 @@ class Checkpoints:
                 "restore their .manifest.json files from a copy, move them elsewhere, or use another run_dir, with "
                 "init_from to begin with their weights"
             )
+        listed = self._catalogue.read_all()[0]
+        swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
+        if len(swept) < len(listed):  # else keep the last trace of a run
+            removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
+        for name in removed:
+            logging.info("removed %s, left by a process that was killed", name)
+        return removed
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
         """Saves the current state; returns when the variables may change again.
@@ -209,7 +206,7 @@ class Checkpoints:
         self._write(saving, lambda: step > manifests.newest_step(self.directory))
 
     def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
-        """Makes a saving, with the same name of its folder in all processes."""
+        """Names the folder by what all processes count alike, so that they write to one."""
         self._saves += 1
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self.writer.attempt}_{self._saves}")
         return _Saving(int(step), folder, entries, others, record, threading.Event())
@@ -260,6 +257,7 @@ class Checkpoints:
                 return manifest
             if is_moving and time.monotonic() < end:
                 time.sleep(_LOOK_SECONDS)
+            # Nothing was written or removed while they were verified: there is none to wait for.
             elif self._listed() == before:
                 return None
 
@@ -322,35 +320,32 @@ class Checkpoints:
           CheckpointError: before any variable is changed, if the checkpoint is broken or of another state: variables
             missing, extra or of another shape or type.
         """
-        self.join()
-        if manifest is not None:
-            if problem := self._catalogue.problem(manifest):
-                raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
-            self._restore_verified(manifest, matching(manifest), allow_changed)
-            return manifest
 
-        def restore(newest: Manifest) -> Manifest:
-            self._restore_verified(newest, matching(newest), allow_changed)
-            return newest
-
-        return self.read(restore)
-
-    def _restore_verified(self, manifest: Manifest, matching: Matching, allow_changed: bool) -> None:
-        why_not = (
-            f"{manifest.name} in {self.directory} is of another model or optimizer; use another run_dir, and load its "
-            "weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
-        )
-        _, differences = objects.restore(manifest.prefix, self.state, why_not, (), matching, allow_changed)
-        if differences and not self.writer.process:
-            logging.warning(
-                "%s has other averages or another optimizer state; only what matches is restored: %s",
-                manifest.name,
-                differences,
+        def restore(verified: Manifest) -> Manifest:
+            why_not = (
+                f"{verified.name} in {self.directory} is of another model or optimizer; use another run_dir, and load "
+                "its weights with init_from, if all fit, or those of layers in build_model, by crankshaft.load_model"
             )
-        # A run that ends at the step that it restored writes nothing again.
-        self._begun_step = self._current_step = manifest.step
+            by_name = matching(verified)
+            _, differences = objects.restore(verified.prefix, self.state, why_not, (), by_name, allow_changed)
+            if differences and not self.writer.process:
+                logging.warning(
+                    "%s has other averages or another optimizer state; only what matches is restored: %s",
+                    verified.name,
+                    differences,
+                )
+            # A run that ends at the step that it restored writes nothing again.
+            self._begun_step = self._current_step = verified.step
+            return verified
 
-    def _valid(self, fits: Callable[[Manifest], bool] = lambda manifest: True):
+        self.join()
+        if manifest is None:
+            return self.read(restore)
+        if problem := self._catalogue.problem(manifest):
+            raise CheckpointError(f"{problem}, in {self.directory}; restore another checkpoint")
+        return restore(manifest)
+
+    def _valid(self, fits: Callable[[Manifest], bool]):
         """Yields valid checkpoints, newest first, and warns of each that is skipped."""
         listed, unreadable = self._catalogue.read_all()
         for manifest in listed:
@@ -376,13 +371,14 @@ class Checkpoints:
 
     def _write_later(self, saving: _Saving) -> None:
         """Writes this process's entries, in the thread, outside any strategy's scope."""
-        with contextlib.suppress(OSError, AttributeError):  # Linux has a priority for each thread
+        with contextlib.suppress(OSError, AttributeError):
             # On Linux priorities are the threads' own. Writing yields to the steps, which replicas wait for.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         self._write(saving)
 
     def _write(self, saving: _Saving, is_due: Callable[[], bool] = lambda: True) -> None:
         """Writes this process's entries, once no other thread does, if `is_due` then."""
+        # `write_beside` comes from another thread than the run's saves: which is newer is certain once none writes.
         self._writing.acquire()
         try:
             if not is_due():
@@ -474,6 +470,7 @@ class Checkpoints:
 
     def _known(self) -> list[Manifest]:
         """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
+        # Sizes tell which are broken: to hash all at each save would read every checkpoint again.
         listed = [manifest for manifest in self._catalogue.read_all()[0] if not manifest.gone()]
         return sorted(listed, key=lambda each: (each.problem(content=False) is None, each.serial))
 

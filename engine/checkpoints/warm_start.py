@@ -105,6 +105,7 @@ def read_newest(path, use: Callable[[str], T]) -> T:
             problems.append(
                 f"no checkpoint in {directory} can be read ({problem}); repair it, or use another checkpoint"
             )
+    # TensorFlow's own, last: a folder may have both, and only a manifest shows that its files are whole.
     plain = tf.train.latest_checkpoint(path) if os.path.isfile(os.path.join(path, "checkpoint")) else None
     if plain is not None and _sealed_problem(plain) is None:
         return use(plain)

@@ -35,6 +35,7 @@ class Mapped:
 
     def __init__(self, array: Any):
         self._array = array
+        # TensorFlow has no other byte order than the machine's; files may have.
         self.dtype = array.dtype.newbyteorder("=")
         self.shape, self.ndim = tuple(array.shape), len(array.shape)
 
@@ -136,6 +137,7 @@ class RaggedArray(_Rows):
         rows = np.empty(indices.size, object)
         for number, at in enumerate(indices.reshape(-1)):
             rows[number] = self.values[self._starts[at] : self._starts[at + 1]].astype(self.dtype, copy=False)
+        # Of a single example, an array without axes, () takes the example itself.
         return rows.reshape(indices.shape)[()]
 
 
@@ -144,14 +146,14 @@ class Sparse(_Rows):
 
     def __init__(self, matrix: Any):
         if isinstance(matrix, tf.SparseTensor):
-            matrix = tf.sparse.reorder(matrix)
+            matrix = tf.sparse.reorder(matrix)  # an example's entries have to follow each other
             indices, self._values = matrix.indices.numpy(), matrix.values.numpy()
             self.shape = tuple(matrix.shape.as_list())
             self._starts = np.searchsorted(indices[:, 0], np.arange(self.shape[0] + 1))
             self._columns = np.ravel_multi_index(tuple(indices.T), self.shape) % max(1, int(np.prod(self.shape[1:])))
         else:
             rows = matrix.tocsr()
-            rows.sum_duplicates()
+            rows.sum_duplicates()  # SciPy adds up entries of one place; `__getitem__` would keep the last
             self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
         self.dtype, self.ndim = self._values.dtype, len(self.shape)
 
@@ -303,6 +305,7 @@ def for_device(array, on_gpus: bool):
 def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
     """Gathers examples of `array` from what is stored of it, a tensor or itself, by index. In a graph."""
     if isinstance(stored, Mapped):
+        # TensorFlow keeps functions called in a graph until the process ends, and with this one an open file.
         nothing = np.zeros((0, *stored.shape[1:]), stored.dtype)
         get = weak_method(stored.__getitem__, lambda: nothing)
         return tf.numpy_function(get, [indices], stored.dtype, stateful=False)

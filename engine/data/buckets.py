@@ -152,6 +152,7 @@ class BucketedOrder(Order):
 
         @functools.lru_cache(2)
         def examples_before(epoch: int) -> np.ndarray:
+            # Numbers for the host, also while a step is traced.
             with tf.init_scope(), tf.device("CPU:0"):
                 steps = tf.range(tf.constant(self.steps_per_epoch, tf.int64))
                 batches = self._permuted_batches(steps, tf.constant(epoch, tf.int64)).numpy()
@@ -191,7 +192,6 @@ class BucketedOrder(Order):
         return tf.gather(tf.constant(self._members), start + indices)
 
     def _permuted_batches(self, in_epoch: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        """Returns the batches at these steps of an epoch."""
         if self.seed is None or self.steps_per_epoch == 1:
             return in_epoch
         return permuted(in_epoch, self._keys(epoch)[0], self.steps_per_epoch)
@@ -244,8 +244,8 @@ def in_windows(examples: tf.data.Dataset, buckets: LengthBuckets, batch_size: in
                 among_whole = tf.clip_by_value(index, 0, tf.maximum(whole - 1, 0))
                 moved = permuted(among_whole[tf.newaxis], key, tf.maximum(whole, 2))[0]
                 index = tf.where((index < whole) & (whole > 1), moved, index)  # a smaller one stays the last
-            rows = shortest_first[index * batch_size : (index + 1) * batch_size]
-            sizes = tf.gather(lengths, rows)
+            in_window = shortest_first[index * batch_size : (index + 1) * batch_size]
+            sizes = tf.gather(lengths, in_window)
             longest = tf.maximum(tf.reduce_max(sizes, 0), 1)
             bucket = tf.searchsorted(boundaries, longest[buckets.axis : buckets.axis + 1])[0]
             is_short_enough = bucket < len(buckets.boundaries)
@@ -253,7 +253,7 @@ def in_windows(examples: tf.data.Dataset, buckets: LengthBuckets, batch_size: in
             with tf.control_dependencies([tf.debugging.Assert(is_short_enough, message)]):
                 has_length = tf.reduce_all(sizes == sizes[:, buckets.axis, tf.newaxis], 0)
                 longest = tf.where(has_length, boundaries[bucket], longest)
-            return form.padded_to(longest, tf.nest.map_structure(lambda x: tf.gather(x, rows), window))
+            return form.padded_to(longest, tf.nest.map_structure(lambda x: tf.gather(x, in_window), window))
 
         return tf.data.Dataset.range(-(-examples // batch_size)).map(batch)
 

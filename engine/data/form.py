@@ -245,8 +245,8 @@ def labels_shown(split: Source | Stream) -> str:
     if not kind or not split.by_index or tf.as_dtype(spec.dtype) == tf.string:
         return kind or "its labels are several"
     most = min(len(split), _LABELS_CHECKED)
-    for rows in np.array_split(np.arange(most), -(-most // 1024)):
-        values = np.asarray(fields(split.read(rows)).labels).reshape(-1)
+    for indices in np.array_split(np.arange(most), -(-most // 1024)):
+        values = np.asarray(fields(split.read(indices)).labels).reshape(-1)
         odd = values[~((values >= 0) & (values < 1 << 31) & (np.floor(values) == values))]
         if len(odd):
             return f"{kind}, {odd[0]} among them"

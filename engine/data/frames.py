@@ -55,7 +55,7 @@ def column_names(frame: Any) -> tuple[str, ...] | None:
 
 
 def _is_plain(values: list) -> bool:
-    """Returns whether a list has only numbers and text, at any depth; each list is judged by its first value."""
+    """Whether a list has only numbers and text, at any depth; each list is judged by its first value."""
     first = values[0] if values else None
     return _is_plain(first) if isinstance(first, list) else isinstance(first, (int, float, str, bytes, np.generic))
 
@@ -148,15 +148,10 @@ def loader_dataset(loader: Any) -> tf.data.Dataset:
     if first is None:
         raise SourceError(f"the {name} is empty; give at least one batch")
 
-    def spec(x: np.ndarray) -> tf.TensorSpec:
-        return tf.TensorSpec([None, *x.shape[1:]], tf.as_dtype(x.dtype))
-
-    def batches() -> Iterator[Any]:
-        for batch in loader:
-            yield _batch(batch, name)
-
-    specs = tf.nest.map_structure(spec, _batch(first, name, is_first=True))
-    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+    specs = tf.nest.map_structure(
+        lambda x: tf.TensorSpec([None, *x.shape[1:]], tf.as_dtype(x.dtype)), _batch(first, name, is_first=True)
+    )
+    return tf.data.Dataset.from_generator(lambda: (_batch(batch, name) for batch in loader), output_signature=specs)
 
 
 def _batch(batch: Any, name: str, is_first: bool = False) -> Any:

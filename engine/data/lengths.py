@@ -174,6 +174,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     """
     path = _path(source)
     stored = _stored(path, len(source))
+    # All use what is stored, or none: those that read exchange their parts, and would wait for the others.
     are_stored = all(processes.exchange(stored is not None))
     if stored is not None and are_stored:
         return stored
@@ -181,6 +182,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     at_once = max(source.chunk_examples, _READ_AT_ONCE // source.chunk_examples * source.chunk_examples)
     pieces = [np.arange(at, min(at + at_once, stop)) for at in range(first, stop, at_once)]
     done, parts = 0, []
+    # Not in a `with`, which after an error would first read all that is left.
     pool = concurrent.futures.ThreadPoolExecutor(source.read_threads)
     try:
         with watch("reading the examples' lengths", stop - first) as show:
@@ -283,18 +285,18 @@ def source_order(
     seed: int | None,
     shuffle_window: int,
     processes: Any,
-    saved_data: Mapping[str, Any] | None = None,
+    saved_data: Mapping[str, Any] | None,
     *,
+    watch: Watch,
     block_steps: int = 1,
     drop_remainder: bool = False,
-    shares: int = 1,
-    watch: Watch = unwatched,
+    shards: int = 1,
 ) -> tuple[Order, Padding | None]:
     """Returns the order of a source's examples, and how batches are padded if lengths vary.
 
     By single examples, by chunks if these are read better, or by buckets. By default `shuffle_window`, chunks in a
     window, is the source's. `saved_data` is `Order.resumed`'s, "resumed" also with the `buckets` of the steps before,
-    if they were others. `shares` of a batch are read apart.
+    if they were others. A batch is read in so many `shards`.
     """
     examples = len(source)
     if (examples % batch_size and not drop_remainder) or source.varies:  # its blocks don't cross epochs
@@ -303,7 +305,7 @@ def source_order(
     if not unknown_dimensions(source.element_spec):
         return order.resumed(saved_data), None
     buckets_before = (saved_data or {}).get("resumed", {}).get("buckets", source.buckets)
-    needs_lengths = source.buckets or buckets_before or shares > 1
+    needs_lengths = source.buckets or buckets_before or shards > 1
     lengths = measured(source, processes, watch) if needs_lengths else None
 
     def bucketed_order(buckets: LengthBuckets) -> Order:

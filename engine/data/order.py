@@ -79,8 +79,8 @@ class Order:
             )
 
     @property
-    def share_size(self) -> int:
-        """Examples of a batch that one process reads; fewer once its share of the data ends."""
+    def local_batch_size(self) -> int:
+        """Examples of a batch that one process reads; fewer once its shard of the data ends."""
         return self.batch_size
 
     @property
@@ -173,6 +173,7 @@ class Order:
             return step
         epoch, in_epoch = divmod(origin.step + self.shift, self.steps_per_epoch)
         done = self.examples_before(step) - self._examples_at(epoch, in_epoch * self.batch_size)
+        # In two parts: the product of examples and steps might not fit an int64 tensor.
         return origin.rate_step + done // examples * steps + done % examples * steps // examples
 
     @property
@@ -180,12 +181,12 @@ class Order:
         """Examples that an epoch trains on: without a last batch that is dropped since it would be smaller."""
         return self.whole_steps * self.batch_size + self.remainder
 
-    def replicates_batch(self, step: int, shares: int) -> bool:
-        """Returns whether each replica computes all of a step's batch, which has fewer examples than shares."""
-        return self.batch_size_at(step) < shares
+    def replicates_batch(self, step: int, shards: int) -> bool:
+        """Returns whether each replica computes all of a step's batch, which has fewer examples than shards."""
+        return self.batch_size_at(step) < shards
 
-    def no_exchange_reason(self, shares: int) -> str:
-        """Returns why no step may use collectives of its own across `shares` replicas; "" if each may."""
+    def no_exchange_reason(self, shards: int) -> str:
+        """Returns why no step may use collectives of its own across `shards` replicas; "" if each may."""
         return ""
 
     def steps_of_equal_size(self, step: int) -> float:
@@ -270,10 +271,8 @@ class Order:
         if self.remainder:
             last = tf.equal(in_epoch, self._whole_blocks)
             start = tf.where(last, self.whole_steps * batch, start)
-            steps, batch = (
-                tf.where(last, tf.ones_like(steps), steps),
-                tf.where(last, self.remainder * tf.ones_like(batch), batch),
-            )
+            steps = tf.where(last, tf.ones_like(steps), steps)
+            batch = tf.where(last, self.remainder * tf.ones_like(batch), batch)
         indices = tf.minimum(start + tf.range(steps * batch), self.num_examples - 1)
         return tf.reshape(self._shuffled(indices, epoch), [steps, batch])
 
@@ -403,40 +402,40 @@ def permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class PerWorkerOrder(Order):
-    """The order of data that workers divide by files: shares of any sizes, each read in its worker's share of a batch.
+    """The order of data that workers divide by files: each reads its part of a batch from its own shard, of any size.
 
-    An epoch lasts as long as the largest share; workers whose share has ended contribute nothing.
+    An epoch lasts as long as the largest shard; workers whose shard has ended contribute nothing.
 
     Attributes:
-      shares: number of examples of each worker.
+      shards: number of examples of each worker.
     """
 
-    shares: tuple[int, ...] = ()
+    shards: tuple[int, ...] = ()
 
     @property
-    def share_size(self) -> int:
-        return self.batch_size // len(self.shares)
+    def local_batch_size(self) -> int:
+        return self.batch_size // len(self.shards)
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(max(self.shares) / self.share_size)
+        return math.ceil(max(self.shards) / self.local_batch_size)
 
-    def replicates_batch(self, step: int, shares: int) -> bool:
+    def replicates_batch(self, step: int, shards: int) -> bool:
         return False  # no worker has the others' files
 
-    def no_exchange_reason(self, shares: int) -> str:
-        last, here = (self.steps_per_epoch - 1) * self.share_size, shares // len(self.shares)
-        if min(self.shares) >= last + here and self.share_size >= here:
+    def no_exchange_reason(self, shards: int) -> str:
+        last, here = (self.steps_per_epoch - 1) * self.local_batch_size, shards // len(self.shards)
+        if min(self.shards) >= last + here and self.local_batch_size >= here:
             return ""
         return (
             "the step sums or gathers over replicas, and workers read files of their own "
-            f"({', '.join(f'{share:,}' for share in self.shares)} examples), so that at an epoch's end one has no "
+            f"({', '.join(f'{shard:,}' for shard in self.shards)} examples), so that at an epoch's end one has no "
             "examples and would bring made-up ones; use auto_shard_policy=data"
         )
 
     @property
     def _steps_with_fewer(self) -> set[int]:
-        lasting = [share / self.share_size for share in self.shares]
+        lasting = [shard / self.local_batch_size for shard in self.shards]
         return {*map(math.floor, lasting), *map(math.ceil, lasting)}
 
     @property
@@ -444,8 +443,8 @@ class PerWorkerOrder(Order):
         return self.num_examples
 
     def _examples_at(self, epoch, index):
-        index_in_share, least = index // len(self.shares), min if isinstance(index, int) else tf.minimum
-        return epoch * self.num_examples + sum(least(share, index_in_share) for share in self.shares)
+        index_in_shard, least = index // len(self.shards), min if isinstance(index, int) else tf.minimum
+        return epoch * self.num_examples + sum(least(shard, index_in_shard) for shard in self.shards)
 
 
 def plain_order(
@@ -471,7 +470,7 @@ def plain_order(
 
 
 def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int, int]:
-    """Returns [start, stop) of a replica's share of a batch: contiguous, in order, sizes differ by at most one.
+    """Returns [start, stop) of a replica's shard of a batch: contiguous, in order, sizes differ by at most one.
 
     If a batch has fewer examples than replicas, each has all (`Order.replicates_batch`), so none computes padding.
     """
@@ -482,6 +481,6 @@ def replica_range(batch_size: int, replica: int, num_replicas: int) -> tuple[int
     return tf.where(is_replicated, tf.zeros_like(start), start), tf.where(is_replicated, batch_size, stop)
 
 
-def even_range(batch_size, share, num_shares):
-    """Returns [start, stop) of one of `num_shares` shares of a batch; some are empty if it has fewer examples."""
-    return batch_size * share // num_shares, batch_size * (share + 1) // num_shares
+def even_range(batch_size, shard, num_shards):
+    """Returns [start, stop) of one of `num_shards` shards of a batch; some are empty if it has fewer examples."""
+    return batch_size * shard // num_shards, batch_size * (shard + 1) // num_shards

@@ -82,6 +82,7 @@ class ColumnPreprocessing(NamedTuple):
             if xp is np and values.dtype.kind == "M":
                 missing = np.isnat(values)
                 micros = np.where(missing, np.datetime64(0, "us"), values).astype("M8[us]").astype(np.int64)
+                # The error that text of another form raises in TensorFlow, so that `_converted` explains both.
                 if self.kind == "date" and (micros % _DAY_MICROSECONDS).any():
                     raise tf.errors.InvalidArgumentError(None, None, "not a day")
             else:
@@ -261,6 +262,7 @@ class Preprocessing:
         if self.columns[name].kind == "hash":
             return hashed(words)
         if name not in self.tables:
+            # Outside of the graph that is traced, so that one table serves all graphs.
             with tf.init_scope():
                 keys = tf.constant(self.columns[name].words, tf.string)
                 content = tf.lookup.KeyValueTensorInitializer(keys, tf.range(1, len(keys) + 1, dtype=tf.int64))
@@ -300,7 +302,7 @@ def _number_ids(ids: Any, values: np.ndarray) -> Any:
 
 
 def _namespace(values: Any) -> Any:
-    """Returns NumPy for an array, and for a tensor TensorFlow's functions of the same names, which a graph can hold."""
+    """NumPy for an array; for a tensor TensorFlow's functions of the same names, which a graph can hold."""
     if isinstance(values, np.ndarray):
         return np
     import tensorflow as tf
@@ -340,7 +342,7 @@ def microseconds(text: Any, with_time: bool) -> Any:
 
 
 def _days(year: Any, month: Any) -> Any:
-    """Returns the days from 1970-01-01 to the first of a month ; the year begins in March in these sums."""
+    """Days from 1970-01-01 to the first of a month. The year begins in March in these sums: a leap day is its last."""
     year -= 1 - (month + 9) // 12
     months = (month + 9) % 12
     return 365 * year + year // 4 - year // 100 + year // 400 + (153 * months + 2) // 5 - _EPOCH_DAYS

@@ -50,7 +50,7 @@ class Reader:
 
     Attributes:
       failure: the source's exception, if any; TensorFlow passes on only its text.
-      shares_read: number of shares of blocks that were read so far; None for arrays.
+      shards_read: number of shards of blocks that were read so far; None for arrays.
     """
 
     def __init__(self, source: Source, order: Order, timeout_seconds: float = 0.0):
@@ -59,7 +59,7 @@ class Reader:
         self._chunks = Chunks(self._reads, order) if self._reads and order.chunks_to_keep else None
         self.failure: Exception | None = None
         self._recent: deque[np.ndarray] = deque(maxlen=_RECENT_READS)
-        self.shares_read = 0 if self._reads else None
+        self.shards_read = 0 if self._reads else None
         self._lock = threading.Lock()
 
     @property
@@ -91,14 +91,14 @@ class Reader:
         spec = self.source.stored_spec
         wanted = (indices, self._order.epochs(block)[0], *self._order.chunks_ahead(block))
         # TensorFlow keeps functions called in a graph, and this object has threads and open files.
-        read = weak_method(self._read, lambda: _no_rows(spec))
+        read = weak_method(self._read, lambda: _no_examples(spec))
         with tf.device("CPU:0"):
             tensors = tf.numpy_function(
                 lambda *arrays: as_stored(read(*arrays), spec), wanted, stored_dtypes(spec), stateful=False
             )
         stored = packed(tensors, spec)
-        rows = [tf.shape(x)[0] for x in tf.nest.flatten(stored)]
-        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(rows == tf.size(indices)), [_HAS_FAILED])]):
+        sizes = [tf.shape(x)[0] for x in tf.nest.flatten(stored)]
+        with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(sizes == tf.size(indices)), [_HAS_FAILED])]):
             return tf.nest.map_structure(tf.identity, stored)
 
     def find_undecodable(self) -> Exception | None:
@@ -133,11 +133,11 @@ class Reader:
         try:
             stored = self.fetch(*wanted)
         except Exception as error:
-            # TensorFlow would print the traceback of an exception. The graph notices that there are no rows.
+            # TensorFlow would print the traceback of an exception. The graph notices that there are no examples.
             self.failure = self.failure or error
-            return _no_rows(self.source.stored_spec)
+            return _no_examples(self.source.stored_spec)
         with self._lock:
-            self.shares_read = (self.shares_read or 0) + 1
+            self.shards_read = (self.shards_read or 0) + 1
         return stored
 
 
@@ -189,7 +189,7 @@ class Chunks:
         return tf.nest.map_structure(gathered, *chunks)
 
 
-def _no_rows(stored_spec: Any) -> Any:
+def _no_examples(stored_spec: Any) -> Any:
     return tf.nest.map_structure(lambda spec: form.zeros(spec)[:0], stored_spec)
 
 
@@ -281,9 +281,9 @@ class Reads:
         self._timeout = timeout_seconds
         self._calls: queue.SimpleQueue = queue.SimpleQueue()
         self._progress = _Progress()
-        arguments = (self._calls, self._progress)
-        threads = [  # not an executor's, for which the process's end would wait
-            threading.Thread(target=_serve, args=arguments, name="crankshaft-read", daemon=True)
+        # Not an executor's threads, for which the process's end would wait.
+        threads = [
+            threading.Thread(target=_serve, args=(self._calls, self._progress), name="crankshaft-read", daemon=True)
             for _ in range(source.read_threads)
         ]
         for thread in threads:
@@ -356,6 +356,7 @@ def _serve(calls: queue.SimpleQueue, progress: _Progress) -> None:
         except BaseException as error:  # raised where the result is used
             future.set_exception(error)
         progress.last = time.monotonic()
+        # While the thread waits for its next read, it must keep neither the source nor what it has read.
         del progress.at[thread], call, future, source, indices
 
 
@@ -437,5 +438,5 @@ def _name(source: Source) -> str:
 
 
 def _size(array: np.ndarray) -> int:
-    """Returns the size of an array in bytes; for strings, that of the strings."""
+    """Bytes of an array; of strings their own, where NumPy would count references."""
     return sum(map(len, array.ravel())) if array.dtype == object else array.nbytes

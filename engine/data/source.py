@@ -341,6 +341,7 @@ class SourceSlice(WrappedSource):
 
     @contextlib.contextmanager
     def _from_first(self) -> Iterator[None]:
+        # The source names a bad record by its own count, and readers of the slice count from its first example.
         try:
             yield
         except BadRecordError as error:
@@ -387,6 +388,7 @@ class WithoutBadRecords(WrappedSource):
     def _leave_out(self, error: BadRecordError) -> None:
         if error.example in self.bad:
             return  # another thread has found it meanwhile
+        # One has to be left, to stand for all others.
         if len(self.bad) >= min(self._limit, len(self) - 1):
             raise BadRecordError(
                 error.example,

@@ -1,6 +1,6 @@
 """Streams: examples that can only be read in sequence, e.g. a user's `tf.data.Dataset` or files without an index.
 
-This module builds pipelines and divides them among processes; `feeds.StreamedFeed` shuffles and batches.
+This module builds pipelines and divides them among processes; `feeds.streamed_feed.StreamedFeed` shuffles and batches.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError,
 from ..internals import pipelines
 from ..internals.tensorflow import divide_by_files
 from ..randomness import epoch_seed
-from .order import Order, PerWorkerOrder
+from .order import Order, PerWorkerOrder, permuted
 from .source import Spec, Split, is_transient, unknown_dimensions
 from .timeouts import StreamTimeout
 
 _PARSED_AT_ONCE = 256  # records: parsing 64 alone costs twenty times as much as among thousands
-_ROUNDS = 8  # see `engine.data.order`
 _COUNTED_AT_ONCE = 1024  # examples
 _COUNT_SHOWN_SECONDS = 10
 _ENDED = (
@@ -154,16 +153,11 @@ class FileStream(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         paths, last = tf.constant(self._paths), len(self._paths) - 1
         if seed is not None and last > 0:
-            shuffled = tf.raw_ops.RandomIndexShuffle(
-                index=tf.range(last + 1, dtype=tf.int64),
-                seed=epoch_seed(seed, epoch, [3]),
-                max_index=tf.constant(last, tf.int64),
-                rounds=_ROUNDS,
-            )
-            paths = tf.gather(paths, shuffled)
+            numbers = tf.range(last + 1, dtype=tf.int64)
+            paths = tf.gather(paths, permuted(numbers, epoch_seed(seed, epoch, [3]), last + 1))
         at_once = min(self._files_at_once, last + 1)
         files = tf.data.Dataset.from_tensor_slices(paths)
-        # Deterministic: each worker reads all files and takes its own rows, so all have to get the same order.
+        # Deterministic: each worker reads all files and takes its own examples, so all have to get the same order.
         return files.interleave(self._read, cycle_length=at_once, num_parallel_calls=at_once, deterministic=True)
 
     def identity(self) -> str:
@@ -252,8 +246,7 @@ def records(
     """
 
     def read(path: tf.Tensor) -> tf.data.Dataset:
-        serialized = tf.data.TFRecordDataset(path, compression_type=compression)
-        return serialized.batch(_PARSED_AT_ONCE).map(parse).unbatch()
+        return tf.data.TFRecordDataset(path, compression).batch(_PARSED_AT_ONCE).map(parse).unbatch()
 
     return FileStream(paths, read, length=length, files_at_once=files_at_once, contents=contents)
 
@@ -268,7 +261,7 @@ class StreamPart:
     """One process's part of a stream.
 
     Attributes:
-      stream: the process's own files, or all files, of which it takes its rows of each batch.
+      stream: the process's own files, or all files, of which it takes its examples of each batch.
       counts: examples in each process's stream; a single number if all processes read all files.
       process: this process's index in `counts`.
       is_given: whether each process was given its own data, rather than a part of the same files.
@@ -289,8 +282,8 @@ class StreamPart:
         has_epochs = not isinstance(self.stream, Endless)
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
         if self.by_file:
-            shares = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
-            return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shares=shares)
+            shards = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
+            return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shards=shards)
         return Order(examples, batch_size, 1, seed, drop_remainder, has_epochs=has_epochs)
 
     def describe(self) -> str:
@@ -314,15 +307,15 @@ def divide(
     watch: Watch = unwatched,
     timeout_seconds: float = 0.0,
 ) -> StreamPart:
-    """Divides a stream among the training processes: by files, or by the rows of each batch.
+    """Divides a stream among the training processes: by files, or by the examples of each batch.
 
     By files, each file is read by one process. Otherwise every process reads all files, in the same order, and takes
-    its own rows, so batches don't depend on the number of processes.
+    its own examples, so batches don't depend on the number of processes.
 
     Args:
       processes: the training processes, `engine.strategies.base.Processes`.
-      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by rows, OFF: each process has its
-        own part already. OFF in a dataset's options replaces AUTO.
+      policy: AUTO: by files if there are as many as processes, FILE: by files, DATA: by examples, OFF: each process has
+        its own part already. OFF in a dataset's options replaces AUTO.
       saved_counts: an earlier process's `StreamPart.metadata`: it is not counted again.
       timeout_seconds: limit on counting, see `StreamTimeout`.
 
@@ -343,7 +336,7 @@ def divide(
         )
     if workers > 1 and (policy == "FILE" or (policy == "AUTO" and saved_counts.get("by") != "example")):
         part = stream.shard_files(workers, processes.host)
-        # All decide alike: a worker that divided by files beside one that divided by rows would repeat examples and
+        # All decide alike: a worker that divided by files beside one that divided by examples would repeat examples and
         # leave others out.
         by_files = all(processes.exchange(part is not None))
         if part is not None and by_files:

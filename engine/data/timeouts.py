@@ -31,6 +31,7 @@ def wait_for_result(
     idle, seen, before = 0.0, progress(), time.monotonic()
     while not wait([future], poll_seconds or None).done:
         now = time.monotonic()
+        # A longer gap than this between two looks: the process was stopped meanwhile.
         idle, before = idle + min(now - before, 2 * poll_seconds), now
         if (newest := progress()) != seen:
             idle, seen = 0.0, newest
@@ -54,7 +55,7 @@ class StreamTimeout:
       timeout_seconds: limit on time without data and without computation; 0 waits for ever.
     """
 
-    def __init__(self, files: Sequence[str] = (), timeout_seconds: float = 0.0):
+    def __init__(self, files: Sequence[str], timeout_seconds: float):
         self._files, self._timeout = files, timeout_seconds
 
     def call(self, function: Callable[[], Any], progress: Callable[[], Any] = lambda: None) -> Any:

@@ -46,5 +46,6 @@ def watched(seconds: float):
         yield
     finally:
         over.set()
+        # Before the cancellation, or the thread could put the end off once more after it.
         thread.join()
         cancel()

@@ -101,6 +101,7 @@ class Peers:
             try:
                 self._socket = socket.socket(family, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
+                # On all interfaces the socket takes IPv4's datagrams as well, whose addresses it has in IPv6's form.
                 if family == socket.AF_INET6 and not sockaddr[0]:
                     self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
                     self._flags = socket.AI_V4MAPPED | socket.AI_ALL
@@ -152,6 +153,7 @@ class Peers:
         """Sends this worker's state to all others. The next datagram replaces a lost one."""
         state: dict[str, object] = {"step": step, "beats": beats, "arrived": arrived}
         if end_reason is not None:
+            # The cut may be within a character, the rest of which is dropped.
             line = end_reason.encode(errors="ignore")[:_MAX_LINE].decode(errors="ignore")
             state |= {"end_reason": line, "lost": lost}
         self._state = state
@@ -190,6 +192,7 @@ class Peers:
 
     def _take(self, datagram: bytes) -> None:
         data = datagram[_SIGNATURE_BYTES:] if self._secret else datagram
+        # Without a secret both are empty.
         if not hmac.compare_digest(self._sign(data), datagram[: len(datagram) - len(data)]):
             return
         message = json.loads(data)
@@ -217,6 +220,7 @@ class Peers:
 
     def silent(self, seconds: float) -> dict[int, float]:
         """Returns the seconds since the last datagram of peers that are silent for longer, and did not end."""
+        # Of a copy: the thread that listens may add a peer meanwhile.
         now = time.monotonic()
         return {
             worker: now - heard.time
@@ -239,7 +243,7 @@ class Peers:
 
 
 def _resolve(host: str, port: int, family: int, flags: int = 0) -> list[tuple]:
-    """Returns the addresses of a host; none if it is unknown."""
+    """The addresses of a host; none while its name is unknown."""
     with contextlib.suppress(OSError):
         return [info[4] for info in socket.getaddrinfo(host, port, family, socket.SOCK_DGRAM, flags=flags)]
     return []

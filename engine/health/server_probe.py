@@ -78,6 +78,7 @@ def watched(
         before = time.monotonic()
         while not over.wait(period):
             now = time.monotonic()
+            # This process was stopped, and its servers had no chance to answer.
             if now - before > 4 * period:
                 answered[:] = [at + now - before for at in answered]
             before = now

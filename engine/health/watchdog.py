@@ -248,6 +248,7 @@ class Watchdog:
         self._abort(f"{self._peers.called(gone[0])} is gone")
 
     def _leave(self, line: str, lost: int) -> None:
+        # The main thread reports already why it ends.
         if not self._reporting.acquire(blocking=False):
             return
         end_reason = "it was stuck; its output has its stacks" if lost == self._peers.worker else line
@@ -258,12 +259,13 @@ class Watchdog:
         self._reporting.release()
 
     def _diagnose(self, idle: float) -> tuple[str, int]:
-        """Returns the message after so many seconds without progress, and the worker to blame, or -1."""
+        """Finds the worker to blame for so many seconds without progress, or -1, and the line that says why."""
         peers, (beats, step, _) = self._peers, self._mark
         if loss := self._ended_peer() or self._silent_peer():
             return loss
         progress = {worker: (heard.arrived, heard.beats) for worker, heard in peers.heard.items()}
         progress[peers.worker] = (self._arrived, beats)
+        # Within one call arrivals show who waits for data; if all have as many, calls show who is behind.
         column = 0 if len({arrived for arrived, _ in progress.values()}) > 1 else 1
         worker = min(progress, key=lambda worker: progress[worker][column])
         if progress[worker][column] < max(reached[column] for reached in progress.values()):
@@ -271,33 +273,27 @@ class Watchdog:
                 return self._own_stall(idle), worker
             last = peers.heard[worker].step
             if peers.heard[worker].beats == beats:
-                return (
+                line = (
                     f"{peers.called(worker)} has not arrived where others wait, in the call from step {step} on, for "
-                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints",
-                    worker,
+                    f"{idle:.0f} s; most likely it waits for its data: look at the stacks that it prints"
                 )
-            return (
-                f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
-                f"(it last began step {last}); look at the stacks that it prints",
-                worker,
-            )
+            else:
+                line = (
+                    f"{peers.called(worker)} has not arrived at step {max(step, last)} for {idle:.0f} s "
+                    f"(it last began step {last}); look at the stacks that it prints"
+                )
+            return line, worker
         reason = f"nothing has moved for {idle:.0f} s in the call from step {step} on"
         if silent := peers.never_heard():
             who = " and ".join(map(peers.called, silent))
-            return (
-                f"{reason}, and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck",
-                -1,
-            )
-        return (
-            f"{reason}, and no worker is behind the others; raise step_timeout_seconds if steps take so long",
-            -1,
-        )
+            reason += f", and nothing was ever heard of {who}; let UDP through at its port to learn who is stuck"
+        else:
+            reason += ", and no worker is behind the others; raise step_timeout_seconds if steps take so long"
+        return reason, -1
 
     def _own_stall(self, idle: float) -> str:
-        called, (_, step, _) = self._peers.called(self._peers.worker), self._mark
-        return (
-            f"{called}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
-        )
+        name, step = self._peers.called(self._peers.worker), self._mark[1]
+        return f"{name}, this process, has not arrived for {idle:.0f} s (it last began step {step}); its stacks follow"
 
     def _ended_peer(self) -> tuple[str, int] | None:
         """Returns an ended peer's message and the worker to blame, preferring peers that blame another."""
@@ -326,13 +322,16 @@ class Watchdog:
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
         does not return if the watchdog is already ending the process.
         """
-        if not _may_mean_lost_peer(error):
+        is_from_tensorflow = isinstance(error, tf.errors.OpError)
+        reports_exchange = is_from_tensorflow and ("Collective ops is aborted" in str(error) or "RPC" in str(error))
+        if not (isinstance(error, _LOST) or reports_exchange):
             return None
         self._reporting.acquire()
         loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if loss is None:
             self._reporting.release()
             return None
+        # The lock stays taken: the process ends for this reason, and the watchdog must not report another.
         self._end_reason, self.lost = loss
         self._send(self._end_reason, self.lost)
         return self._end_reason
@@ -355,15 +354,8 @@ class Watchdog:
         return f"{who} {state}; all workers have to start again, from the newest snapshot or checkpoint", suspects[0]
 
 
-def _may_mean_lost_peer(error: BaseException) -> bool:
-    """Returns whether an error of TensorFlow may be a peer's loss: by its type; some only report a broken exchange."""
-    if isinstance(error, tf.errors.OpError) and ("Collective ops is aborted" in str(error) or "RPC" in str(error)):
-        return True
-    return isinstance(error, _LOST)
-
-
 def _tasks(message: str) -> set[int]:
-    """Returns the workers in an error message of TensorFlow."""
+    """The workers that an error of TensorFlow names."""
     workers = {int(task) for task in re.findall(r"/job:worker/(?:replica:\d+/)?task:(\d+)", message)}
     return workers | {0} if "CoordinationService/Heartbeat" in message else workers  # this service runs in task 0
 
@@ -380,4 +372,5 @@ def end_process(line: str) -> None:
     faulthandler.dump_traceback(2)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
+    # Not sys.exit: TensorFlow's shut-down would wait for the same peers again.
     os._exit(EXIT_FAILED)

@@ -28,6 +28,7 @@ class BackgroundThread:
 
     def open(self, each_turn: Callable[[], Any] | None = None) -> None:
         """Starts the thread, which calls `each_turn`, if any, whenever its queue is empty."""
+        # A new list: the thread may be in the middle of the old one.
         self._each_turn = [*self._each_turn, each_turn]
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -79,6 +80,7 @@ class BackgroundThread:
                     _attempt(work)
             for function in filter(None, self._each_turn):
                 _attempt(function)
+            # Last: who waits for the work waits for `each_turn`, too, which writes files' buffers.
             for done in flushed:
                 done.set()
 

@@ -274,10 +274,6 @@ class Periodic(Hook):
       300
     """
 
-    every_steps: int | Period
-    at_end: bool
-    more: Collection[int | Period] = ()
-
     def __init__(self, every_steps: int | Period, at_end: bool = False, more: Collection[int | Period] = ()):
         self.every_steps = every_steps
         self.at_end = at_end

@@ -13,6 +13,8 @@ from ..meter import Meter
 from ..state import TrainState
 from .base import Hook, Status
 
+_SLOW_RATIO = 1.5  # of the time of a worker's own part of a step to the others' median
+
 
 class InputBound(Hook):
     """Warns, once per run, if steps wait for input for more than a fraction of a window's time.
@@ -21,15 +23,15 @@ class InputBound(Hook):
 
     Args:
       fix: what to change, the end of the message.
-      share: the fraction above which it warns.
+      fraction: the fraction of the time above which it warns.
       window_seconds: minimum time of a window's steps.
     """
 
     name = "input_bound"
 
-    def __init__(self, fix: str, share: float = 0.1, window_seconds: float = 5.0):
+    def __init__(self, fix: str, fraction: float = 0.1, window_seconds: float = 5.0):
         super().__init__()
-        self._fix, self._share, self._window_seconds = fix, share, window_seconds
+        self._fix, self._fraction, self._window_seconds = fix, fraction, window_seconds
         self._began = self._has_warned = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:
@@ -43,7 +45,7 @@ class InputBound(Hook):
             return
         totals = self._window.take()
         waits = totals.input["input_wait_fraction"]
-        if waits > self._share:
+        if waits > self._fraction:
             self._has_warned = True
             logging.warning(
                 "step %d: steps wait for input %.0f%% of the time (%s examples/s); %s",
@@ -60,19 +62,16 @@ class Stragglers(Hook):
     Does not warn if that part is unknown, as on GPUs.
 
     Args:
-      ratio: a worker is slow if it takes this many times the others' median.
       window_seconds: the seconds over which a worker is observed.
       windows: number of successive slow windows before a warning, which is repeated after as many.
     """
 
     name = "stragglers"
 
-    def __init__(self, names, ratio: float = 1.5, window_seconds: float = 5.0, windows: int = 3, clock=time.monotonic):
+    def __init__(self, names, window_seconds: float = 5.0, windows: int = 3):
         self._names = names
-        self._ratio = ratio
         self._window_seconds = window_seconds
         self._windows = windows
-        self._clock = clock
         self._slow = [0] * len(names)  # windows in a row
         self._began = 0.0
 
@@ -80,12 +79,12 @@ class Stragglers(Hook):
         self._window = meter.window()
 
     def begin(self, status: Status) -> None:
-        self._began = self._clock()
+        self._began = time.monotonic()
 
     def __call__(self, status: Status) -> None:
-        if self._clock() - self._began >= self._window_seconds:
+        if time.monotonic() - self._began >= self._window_seconds:
             self._look(status.step)
-            self._began = self._clock()
+            self._began = time.monotonic()
 
     def _look(self, step: int) -> None:
         rows = {worker: row for worker, row in enumerate(self._window.take().workers()) if "own_ms" in row}
@@ -93,7 +92,7 @@ class Stragglers(Hook):
             return
         for worker, figures in rows.items():
             others = statistics.median(row["own_ms"] for other, row in rows.items() if other != worker)
-            is_slow = figures["own_ms"] > self._ratio * others
+            is_slow = figures["own_ms"] > _SLOW_RATIO * others
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:
                 logging.warning(

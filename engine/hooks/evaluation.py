@@ -142,7 +142,7 @@ def evaluate(
 ) -> Evaluated:
     """Computes the metrics over an evaluation set, and waits for them.
 
-    Means of nothing, e.g. a share of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
+    Means of nothing, e.g. an accuracy of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
     except losses.
 
     Args:
@@ -228,6 +228,7 @@ class Evaluation(Periodic):
 
     def act(self, status: Status) -> None:
         status.off_schedule = not self.ends_period(status)
+        # A run that is resumed from this step may have its evaluation already.
         if status.step != self.step:
             between: dict[str, Any] = {} if status.off_schedule or self._between is None else {"between": self._between}
             try:

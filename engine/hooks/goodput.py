@@ -121,6 +121,7 @@ class Goodput:
         self._compiling = self._compiling[0] + compiling[0], self._compiling[1] + compiling[1]
         steady = calls[0] - compiling[0] - min(input_seconds, calls[0] - compiling[0])
         self._steady = self._steady[0] + steady, self._steady[1] + calls[1] - compiling[1]
+        # Below 0 once other calls show how long a step is: less of the earlier calls was compilation than it seemed.
         compiled = min(self._compile_seconds - before, calls[0] - input_seconds)
         waited = max(0.0, min(waiting_seconds, calls[0] - input_seconds - compiled))
         for kind, more in (*aside.items(), ("input", input_seconds), ("compile", compiled), ("waiting", waited)):

@@ -164,6 +164,7 @@ class Patient(Monitor):
 def reset_patience(hooks: Iterable[Hook]) -> bool:
     """Resets hooks that wait for an improvement; returns whether one of them has ended the run."""
     waiting = [hook for hook in hooks if isinstance(hook, Patient)]
+    # First, since they forget below for how long they have waited.
     has_ended = any(isinstance(hook, EarlyStopping) and hook.waited >= hook.patience for hook in waiting)
     for hook in waiting:
         hook.forget()

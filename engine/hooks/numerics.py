@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -52,7 +52,8 @@ def explain(error: Exception) -> str | None:
     values = re.search(r"Tensor had ([^\n\[]*?) values", text)
     shape = re.search(r"^\s*shape: (.*)$", text, re.MULTILINE)
     node = re.search(r"Detected at node (\S+?)(?:/CheckNumericsV2\S*)? defined at", text)
-    line = f"{_plain(values.group(1)) if values else 'inf or nan'} first in output {output} of op {op}"
+    kind = values.group(1).replace("NaN", "nan").replace("Inf", "inf") if values else "inf or nan"
+    line = f"{kind} first in output {output} of op {op}"
     if node and node.group(1) != op:
         line += f" ({node.group(1)})"
     if shape:
@@ -60,10 +61,6 @@ def explain(error: Exception) -> str | None:
     if users_line := _users_line(text):
         line += f", made at {users_line}"
     return line + "; look at that op's inputs, lower the learning rate or set clip_norm"
-
-
-def _plain(text: str) -> str:
-    return text.replace("NaN", "nan").replace("Inf", "inf")
 
 
 def _users_line(text: str) -> str | None:
@@ -76,12 +73,6 @@ def _users_line(text: str) -> str | None:
     # The creation's trace lists each frame once, outermost first; the error's own list follows.
     path, number, function = users[-1]
     return f"{path}:{number} in {function}"
-
-
-def first_nonfinite_variable(state) -> str | None:
-    """Returns the path of the first variable with inf or NaN, layers' before slots, or None. Waits for the device."""
-    layer_variables = [v for layer in Inventory(state.trainer).layers.values() for v in layer.variables]
-    return first_nonfinite([*layer_variables, *state.variables()])
 
 
 def check_weights(trainer, title: str, processes=None) -> None:
@@ -105,19 +96,7 @@ def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = 
 def _check_paths(trainer, title: str, paths: Iterable[str]) -> None:
     """Raises `NonfiniteError`, see `check_weights`, by the `_nonfinite_weight` of all processes."""
     if path := next(filter(None, paths), None):
-        line = f"{title}: variable {path} is not finite; {_fix(trainer.run_context.options)}"
-        raise NonfiniteError(line)
-
-
-def nonfinite_metrics(totals: Mapping[str, Pair]) -> Iterator[tuple[str, float]]:
-    """Yields the losses, and the gradients' norm, that are not finite, by name.
-
-    With a dynamic loss scale, the norm has only applied steps.
-    """
-    for name, (totals_of_it, _) in sorted(totals.items()):
-        total = float(np.sum(totals_of_it))  # a loss may be of several means
-        if (name == "gradient_norm" or is_loss(name)) and not math.isfinite(total):
-            yield name, total
+        raise NonfiniteError(f"{title}: variable {path} is not finite; {_fix(trainer.run_context.options)}")
 
 
 def first_nonfinite(variables: Iterable, are_finite: Callable[[list], tf.Tensor] | None = None) -> str | None:
@@ -210,18 +189,24 @@ class NanGuard(Hook):
     def _check(self, status: Status, first: int, last: int, sums: LoopSums) -> None:
         options = status.state.trainer.run_context.options
         totals = sums.read()
+        # Before the losses: a label that a loss does not take makes it nan, and is what to name.
         check_labels(totals, _steps(first, last))
         skipped, counted = totals.get("skipped", (0.0, 0.0))  # each replica counts every step
         if counted:
             self._count_skipped(first, last, round(skipped / counted * (last - first + 1)), options)
         if options.on_nonfinite == "skip" or not self._ends:
             return
-        for name, total in nonfinite_metrics(totals):
-            path = first_nonfinite_variable(status.state)
+        for name, (means_totals, _) in sorted(totals.items()):
+            total = float(np.sum(means_totals))  # a loss may be of several means
+            # With a dynamic loss scale, the gradients' norm has only applied steps.
+            if math.isfinite(total) or not (name == "gradient_norm" or is_loss(name)):
+                continue
+            layers = Inventory(status.state.trainer).layers.values()
+            layer_variables = [variable for layer in layers for variable in layer.variables]
+            path = first_nonfinite([*layer_variables, *status.state.variables()])  # layers' before slots
             which = f"the first such variable is {path}" if path else "all variables are finite"
             value = "nan" if math.isnan(total) else "inf"
-            line = f"{_steps(first, last)}: {name} is {value}, {which}; {_fix(options)}"
-            raise NonfiniteError(line)
+            raise NonfiniteError(f"{_steps(first, last)}: {name} is {value}, {which}; {_fix(options)}")
 
     def _count_skipped(self, first: int, last: int, skipped: int, options: StepOptions) -> None:
         # Sums show how many steps of a call were skipped, not which: a call with one good step resets the count.
@@ -250,7 +235,7 @@ class NanGuard(Hook):
 
 
 def _fix(options: StepOptions) -> str:
-    """Returns what to change after non-finite numbers, except what these options already do."""
+    """What to change after non-finite numbers, in an error's words; not what these options do already."""
     fixes = {
         "lower the learning rate": True,
         "use precision=bfloat16, which has the range of float32": options.precision == "float16",

@@ -10,11 +10,12 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from logging import WARNING, LogRecord
 from typing import Any
 
 from .. import logging
+from ..inventory import Inventory
 from ..machine import environment
 from ..machine.events import VERSION, EventLog, pid_space
 from ..machine.pauses import Pauses
@@ -22,7 +23,7 @@ from ..meter import Meter, Totals
 from ..state import TrainState
 from .background import BackgroundThread
 from .base import Hook, Status
-from .figures import Figures
+from .figures import read as read_figures
 from .goodput import Goodput, Past
 
 _WINDOW_SECONDS = 1.0
@@ -66,7 +67,7 @@ class Recorder(Hook):
         self._kept: dict[str, float] | None = None
         self._is_open = False
         self._status: Status | None = None
-        self._figures: Figures
+        self._inventory: Inventory
         self._window_began = self._loop_began = began
         self._between_calls: dict[str, float] = {}
         self._silent: set[str] = set()
@@ -79,6 +80,7 @@ class Recorder(Hook):
         self._window = meter.window()
 
     def begin(self, status: Status) -> None:
+        # First: by the record it learns of earlier attempts, on which all figures below build.
         self._log.cut(status.step, self.past.replay)
         now = time.monotonic()
         age = now - self._began
@@ -86,7 +88,7 @@ class Recorder(Hook):
         self._goodput.seconds["start"] += age
         self._begin_window(status, now)
         self._loop_began = now
-        self._figures = Figures(status.state.trainer)
+        self._inventory = Inventory(status.state.trainer)
         attempt = self.past.attempts
         lost = "it ended without a message: it was killed, or its host was lost"
         start: dict[str, Any] = {"version": VERSION, "attempt": attempt, "pid": os.getpid()}
@@ -104,6 +106,7 @@ class Recorder(Hook):
 
     def rewind(self, status: Status) -> None:
         self._end_window(self._status or status)
+        # First all that is queued, or the thread would write steps after they are cut.
         self._writer.flush()
         self._log.cut(status.step, lambda event: None)
         self._begin_window(status, time.monotonic())
@@ -115,7 +118,8 @@ class Recorder(Hook):
             seconds, self._evaluated_seconds = spent - self._evaluated_seconds, spent
             partial = getattr(status.evaluation, "batches", {})
             self.write("evaluation", metrics=dict(status.evaluation), seconds=seconds, **partial)
-        if time.monotonic() - self._window_began >= self._window_seconds:
+        window_seconds = max(_WINDOW_SECONDS, sum(self._goodput.seconds.values()) / _WINDOWS)
+        if time.monotonic() - self._window_began >= window_seconds:
             self._end_window(status)
 
     def before_save(self, status: Status) -> None:
@@ -191,10 +195,6 @@ class Recorder(Hook):
             self._log.write("fault", step, text=text, task=blamed)
         self._log.write("end", step, reason=text, exit_code=exit_code, goodput=self._goodput.report())
 
-    @property
-    def _window_seconds(self) -> float:
-        return max(_WINDOW_SECONDS, sum(self._goodput.seconds.values()) / _WINDOWS)
-
     def _begin_window(self, status: Status, now: float) -> None:
         self._status, self._window_began = status, now
         self._hooks_before = dict(status.hook_seconds)
@@ -210,9 +210,10 @@ class Recorder(Hook):
         aside["down"] = self._pauses.seconds - self._paused_before
         self._between_calls = {}
         totals = self._window.take()
-        figures = {**self._figures.read(), **status.strategy.activity()} if totals.calls else {}
-        work = functools.partial(self._write_window, status, totals, now - self._window_began, aside, figures)
-        self._writer.submit(functools.partial(work, now - self._loop_began, time.time()))
+        figures = {**read_figures(self._inventory), **status.strategy.activity()} if totals.calls else {}
+        elapsed, seconds = now - self._window_began, now - self._loop_began
+        write = functools.partial(self._write_window, status, totals, elapsed, aside, figures, seconds, time.time())
+        self._writer.submit(write)
         self._begin_window(status, now)
 
     def _write_window(
@@ -220,15 +221,15 @@ class Recorder(Hook):
     ) -> None:
         """Writes a window; reads calls' results, and so waits for the device. In the thread."""
         calls, compiling = (window.seconds, window.steps), window.compiling
-        rows = _named(status.strategy.worker_names, window.workers())
+        names = status.strategy.worker_names
+        rows = [{"name": name, **row} for name, row in zip(names, window.workers(), strict=False)]
         waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
         self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
         if not window.calls:
             return
-        rates = {**window.speeds, **window.input}
         step_ms = 1e3 * window.seconds / max(1, window.steps)
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
-        alone = {"name": status.strategy.worker_names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
+        alone = {"name": names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
         values = dict(
             epoch=status.epochs,
             seconds=seconds,
@@ -236,7 +237,8 @@ class Recorder(Hook):
             metrics=window.means(),
             **{name: float(value) for name, value in figures.items() if not isinstance(value, (list, dict))},
             **{name: value for name, value in figures.items() if isinstance(value, (list, dict))},
-            **rates,
+            **window.speeds,
+            **window.input,
             reduce_fraction=_reduce_fraction(rows),
             workers=rows or [alone],
             spent=self._goodput.spent,
@@ -263,10 +265,6 @@ class Recorder(Hook):
         return True
 
 
-def _named(names: Sequence[str], rows: list[dict[str, float]]) -> list[dict[str, Any]]:
-    return [{"name": name, **row} for name, row in zip(names, rows, strict=False)]
-
-
 def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     """Returns the fractions of the time that workers, on average, waited for input and for each other.
 
@@ -275,12 +273,12 @@ def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     if not window.seconds:
         return 0.0, 0.0
 
-    def share(name: str) -> list[float]:
+    def fractions(name: str) -> list[float]:
         return [1e-3 * row.get(name, 0.0) * row.get("steps", window.steps) / window.seconds for row in rows]
 
-    waited, reduce = sum(share("input_wait_ms")) / len(rows), share("reduce_wait_ms")
+    waited, reduce = sum(fractions("input_wait_ms")) / len(rows), fractions("reduce_wait_ms")
     if "lag" in rows[0]:
-        return waited, max(0.0, 1.0 - sum(share("step_ms")) / len(rows))
+        return waited, max(0.0, 1.0 - sum(fractions("step_ms")) / len(rows))
     # The slowest one's wait is the exchange itself.
     return waited, sum(reduce) / len(rows) - min(reduce)
 

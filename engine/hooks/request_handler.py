@@ -114,22 +114,19 @@ class RequestHandler(Hook):
     def _poll(self) -> None:
         """Reads new requests, and answers those that it can. In the thread, and after each call."""
         with self._is_polling:
-            self._read_requests()
-
-    def _read_requests(self) -> None:
-        for request in self._requests.take():
-            if request.kind == "stacks":
-                self._answer(request, stacks())
-            elif request.kind == "status":
-                self._answer(request, self._describe())
-            elif request.kind == "stop":
-                self._stopping.append(request)
-                self._stop(_STOPPED)
-            else:
-                self._wanted.append(request)
-        for request, path in [pending for pending in self._saving if os.path.exists(pending[1])]:
-            self._saving.remove((request, path))
-            self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} is written")
+            for request in self._requests.take():
+                if request.kind == "stacks":
+                    self._answer(request, stacks())
+                elif request.kind == "status":
+                    self._answer(request, self._describe())
+                elif request.kind == "stop":
+                    self._stopping.append(request)
+                    self._stop(_STOPPED)
+                else:
+                    self._wanted.append(request)
+            for request, path in [pending for pending in self._saving if os.path.exists(pending[1])]:
+                self._saving.remove((request, path))
+                self._answer(request, f"{path.removesuffix(manifest.SUFFIX)} is written")
 
     def _taken(self, kind: str) -> list[Request]:
         requests = [request for request in self._wanted if request.kind == kind]

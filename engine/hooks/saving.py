@@ -55,6 +55,7 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
         )
     state.trainer.inventory.captured.check_save()
     named = by_name(hooks)
+    # Before the position is stored, for which processes exchange theirs: a hook that finds the state bad raises here.
     prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.capture(status.step)
     of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}

@@ -12,7 +12,7 @@ from .base import AgreedStep, Hook, Status
 from .saving import state_to_save
 
 LEAST_SECONDS = 1.0  # between two
-COST = 0.005  # the part of the time that snapshots may take
+COST = 0.005  # the fraction of the time that snapshots may take
 NEWEST = 3  # number of the newest snapshots whose cost sets the period
 _REQUEST_BIT = 4  # `saving` has the next
 
@@ -31,12 +31,10 @@ class InMemory(Hook):
     name = "in_memory"
     spent_on = "checkpoints"
 
-    def __init__(
-        self, snapshots: Snapshots, every_seconds: float | None, hooks: Sequence[Hook] = (), clock=time.monotonic
-    ):
+    def __init__(self, snapshots: Snapshots, every_seconds: float | None, hooks: Sequence[Hook]):
         self.snapshots = snapshots
         self.hooks = hooks
-        self._every_seconds, self._clock = every_seconds, clock
+        self._every_seconds = every_seconds
         self._requested_at = 0.0
         self._began_at = 0.0  # workers of parameter servers may wait from here for those that complete their steps
         self._seconds: float | None = None  # that the newest took of the loop
@@ -45,7 +43,7 @@ class InMemory(Hook):
         self._agreed = AgreedStep(_REQUEST_BIT)
 
     def begin(self, status: Status) -> None:
-        self._requested_at, self._agreed = self._clock(), AgreedStep(_REQUEST_BIT)
+        self._requested_at, self._agreed = time.monotonic(), AgreedStep(_REQUEST_BIT)
 
     def rewind(self, status: Status) -> None:
         self.begin(status)
@@ -56,10 +54,10 @@ class InMemory(Hook):
 
     def __call__(self, status: Status) -> None:
         if self._agreed.request(status, self._is_time):
-            self._began_at = self._clock()
+            self._began_at = time.monotonic()
         if self._agreed.is_reached(status):
             self.snapshots.take(status.step, state_to_save(dataclasses.replace(status, in_memory=True), self.hooks))
-            self._seconds = self._clock() - self._began_at
+            self._seconds = time.monotonic() - self._began_at
 
     def _is_time(self) -> bool:
         """Returns whether the next is due, and if so begins to count again."""
@@ -69,7 +67,7 @@ class InMemory(Hook):
             if not self._is_first:
                 self._costs.append(self._seconds + self.snapshots.copy_seconds)
             self._seconds, self._is_first = None, False
-        now, every = self._clock(), self._every_seconds
+        now, every = time.monotonic(), self._every_seconds
         if every is None:  # the least of some: other programs' work is not a snapshot's
             every = max(LEAST_SECONDS, min(self._costs, default=0.0) / COST)
         if now - self._requested_at < every:

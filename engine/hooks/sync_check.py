@@ -69,6 +69,7 @@ class SyncCheck(Periodic):
         self.check_together(status, status.strategy.exchange(self.before_save(status)))
 
     def before_save(self, status: Status) -> str:
+        # As text: processes exchange JSON, which has no bytes.
         return self._hashes(self._variables).numpy().tobytes().hex()
 
     def check_together(self, status: Status, values: list[str]) -> None:
@@ -94,11 +95,8 @@ class SyncCheck(Periodic):
             )
 
     def _called(self, replica: int) -> str:
-        return (
-            f"replica {replica}"
-            if self._replica_names is None
-            else f"replica {replica} ({self._replica_names[replica]})"
-        )
+        name = "" if self._replica_names is None else f" ({self._replica_names[replica]})"
+        return f"replica {replica}{name}"
 
 
 def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:

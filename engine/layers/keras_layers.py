@@ -101,6 +101,7 @@ class BatchNormalization(tf.keras.layers.BatchNormalization):
         if not (training and self.trainable):
             return self._fused(inputs, tf.identity(self.moving_mean), tf.identity(self.moving_variance), False)[0]
         if self.total is None:
+            # In training the kernel takes no statistics, in this form.
             none = tf.zeros([0])
             outputs, mean, variance = self._fused(inputs, none, none, True)
             values = tf.cast(tf.size(inputs) // inputs.shape[-1], tf.float32)

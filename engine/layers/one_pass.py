@@ -41,8 +41,8 @@ def _gelu_forward(x):
 
 @_loop
 def _gelu_backward(x, dy):
-    share = tf.sigmoid(x * (_LINEAR + _CUBIC * x * x))
-    return dy * share * (1 + x * (_LINEAR + 3 * _CUBIC * x * x) * (1 - share))
+    gate = tf.sigmoid(x * (_LINEAR + _CUBIC * x * x))
+    return dy * gate * (1 + x * (_LINEAR + 3 * _CUBIC * x * x) * (1 - gate))
 
 
 @tf.custom_gradient
@@ -57,8 +57,8 @@ def _swiglu_forward(gate, x):
 
 @_loop
 def _swiglu_backward(gate, x, dy):
-    share = tf.sigmoid(gate)
-    return dy * x * share * (1 + gate * (1 - share)), dy * gate * share
+    sigmoid = tf.sigmoid(gate)
+    return dy * x * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid
 
 
 @tf.custom_gradient

@@ -34,10 +34,7 @@ def quota_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 def features(proc: Path = Path("/proc")) -> set[str]:
     """Returns the features of this machine's CPUs, as named by the kernel (`flags` of /proc/cpuinfo), if known."""
-    for line in lines(proc / "cpuinfo"):
-        if line.startswith("flags"):
-            return set(line.partition(":")[2].split())
-    return set()
+    return set(value(proc / "cpuinfo", "flags").split())
 
 
 def has_fast_wide_vectors() -> bool:
@@ -58,9 +55,9 @@ def prefers_batched_matmul(row_bytes: int) -> bool:
     return row_bytes % _CONFLICTING_BYTES == 0 and "amx_tile" in features()
 
 
-def throttled_seconds(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
+def throttled_seconds() -> float:
     """Returns the seconds, over CPUs, for which quotas throttled this process's control groups; 0 without quotas."""
-    counted = (line.split() for folder in control_groups(proc, cgroups) for line in lines(folder / "cpu.stat"))
+    counted = (line.split() for folder in control_groups() for line in lines(folder / "cpu.stat"))
     units = {"throttled_usec": 1e-6, "throttled_time": 1e-9}  # control groups v2 and v1
     return sum(float(value) * units[name] for name, value in counted if name in units)
 
@@ -94,9 +91,16 @@ def control_groups(
 def _quota_cores(folder: Path) -> float:
     limits = lines(folder / "cpu.max")  # v2: "quota period", in microseconds
     limits = limits[0].split() if limits else lines(folder / "cpu.cfs_quota_us") + lines(folder / "cpu.cfs_period_us")
+    # No quota is "max" in version 2, and -1 in version 1.
     if len(limits) < 2 or limits[0] in ("max", "-1"):
         return math.inf
     return int(limits[0]) / int(limits[1])
+
+
+def value(path: Path, name: str) -> str:
+    """Returns what follows a name's first colon in a file such as /proc/cpuinfo; "" without that name."""
+    named = (line.partition(":") for line in lines(path))
+    return next((text.strip() for key, _, text in named if key.strip() == name), "")
 
 
 def lines(path: Path) -> list[str]:

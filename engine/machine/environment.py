@@ -88,10 +88,7 @@ def gpu_names() -> list[str]:
 
 def cpu_model() -> str:
     """Returns the kernel's name of the processor, else its kind."""
-    for line in cpus.lines(Path("/proc/cpuinfo")):
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return cpus.value(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine()
 
 
 def peak_rss_mb() -> float:
@@ -110,10 +107,8 @@ def rss_mb() -> float:
 
 
 def _own_memory_mb(name: str) -> float | None:
-    for line in cpus.lines(Path("/proc/self/status")):
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024 / _MEBIBYTE
-    return None
+    kibibytes = cpus.value(Path("/proc/self/status"), name).removesuffix("kB")
+    return int(kibibytes) / 1024 if kibibytes else None
 
 
 def device_peak_mb() -> float | None:

@@ -22,64 +22,55 @@ from .files import append, make_file, open_regular, replacing
 VERSION = 1
 # Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
 _PROCESS_EVENTS = {"start", "config", "cluster", "restart", "fault", "end"}
-
-
 LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
 _LONGEST_TEXT = 1 << 14
 _PIECE = 1 << 20
 _LATEST = 1e11  # Unix seconds; a span is shorter, too
 
 
+def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
+    """Whether values match the types of their keys, or `others`. Null is of each type: unknown, or not finite."""
+    return all(value is None or keys.get(name, others)(value) for name, value in values.items())
+
+
 def _number(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def _integer(value: Any) -> bool:
-    return value is None or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def _text(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= _LONGEST_TEXT)
-
-
-def _boolean(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _mapping(value: Any) -> bool:
-    return value is None or isinstance(value, dict)
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
 
 
 def _numbers(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_number, value.values())))
+    return isinstance(value, dict) and _has_types({}, value, _number)
 
 
 def _spans(value: Any) -> bool:
-    return value is None or (_numbers(value) and all(abs(number or 0) < _LATEST for number in value.values()))
+    return isinstance(value, dict) and _has_types({}, value, lambda span: _number(span) and abs(span) < _LATEST)
 
 
 def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns whether a value is a list of named objects, whose other values match these columns or are numbers."""
+    """Returns whether a value is a list of objects, whose values match these columns and a name, or are numbers."""
 
     def is_row(row: Any) -> bool:
-        return isinstance(row, dict) and _text(row.get("name")) and _has_types({"name": _text, **columns}, row, _number)
+        return isinstance(row, dict) and _has_types({"name": _text, **columns}, row, _number)
 
-    return lambda value: value is None or (isinstance(value, list) and all(map(is_row, value)))
+    return lambda value: isinstance(value, list) and all(map(is_row, value))
 
 
 def _goodput(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value))
-
-
-def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
-    return all(keys.get(name, others)(value) for name, value in values.items())
+    return isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value)
 
 
 class EventKey(NamedTuple):
     """The contents of a key of an event.
 
     Attributes:
-      fits: returns whether a value matches; null always does (unknown, or not finite).
+      fits: returns whether a value other than null matches.
       description: the description for docs/events.md.
     """
 
@@ -105,7 +96,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "seconds": EventKey(_spans, "what came before the first step: `start`"),
         "spent": _SPENT,
     },
-    "config": {"values": EventKey(_mapping, "all flags; `model` by its name")},
+    "config": {"values": EventKey(lambda value: isinstance(value, dict), "all flags; `model` by its name")},
     "cluster": {
         "strategy": EventKey(_text, "the strategy"),
         "replicas": EventKey(_integer, "the number of replicas"),
@@ -158,7 +149,7 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "path": EventKey(_text, "in the run_dir"),
         "seconds": EventKey(_number, "that writing took, beside training"),
         "bytes": EventKey(_integer, "its size"),
-        "best": EventKey(_boolean, "whether it is the best evaluation's"),
+        "best": EventKey(lambda value: isinstance(value, bool), "whether it is the best evaluation's"),
     },
     "warning": {
         "text": EventKey(_text, "what was logged"),
@@ -192,10 +183,9 @@ def parsed(line: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(event, dict):
         return None
-    kind, time, step = (event.get(name) for name in ("event", "time", "step"))
-    if not isinstance(kind, str) or time is None or not _number(time) or not 0 <= time < _LATEST:
-        return None
-    if step is None or not _integer(step) or step < 0:
+    head: list[Any] = [event.get(name) for name in ("event", "time", "step")]
+    kind, time, step = head
+    if not isinstance(kind, str) or not _number(time) or not 0 <= time < _LATEST or not _integer(step) or step < 0:
         return None
     values = {name: value for name, value in event.items() if name != "event"}
     others = _number if kind == "row" else lambda value: True
@@ -226,8 +216,7 @@ def newest_step(path: str | None) -> int:
 def record_restart(path: str | None, at: float, cause: str, task: str, exit_code: int) -> None:
     """Records a restart, at so many Unix seconds, and why; a run that has no record yet has lost nothing."""
     if path and os.path.isfile(path):
-        log = EventLog(path)
-        log.write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
+        EventLog(path).write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
@@ -238,33 +227,6 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
         if not is_rest:
             yield parsed(line) if is_whole else None, line
         is_rest = not is_whole
-
-
-class Gap:
-    """Counts the events missing in a record while it can't be written; true if there are any.
-
-    Attributes:
-      reason: why it can't be written; "" if it can.
-    """
-
-    def __init__(self):
-        self.reason = ""
-        self._events, self._first, self._last = 0, 0, 0
-
-    def __bool__(self) -> bool:
-        return self._events > 0
-
-    def __str__(self) -> str:
-        at = f"steps {self._first:,} to {self._last:,}" if self._first < self._last else f"step {self._first:,}"
-        is_or_are = "is" if self._events == 1 else "are"
-        return f"{counted(self._events, 'event')} of {at} {is_or_are} missing: {self.reason}"
-
-    def add(self, *steps: int) -> None:
-        """Counts an event of each step."""
-        for step in steps:
-            self._first = min(self._first, step) if self else step
-            self._last = max(self._last, step)
-            self._events += 1
 
 
 class EventLog:
@@ -280,7 +242,8 @@ class EventLog:
     def __init__(self, path: str | None):
         self._path = path
         self._lock = threading.Lock()
-        self._gap = Gap()
+        self._missing: list[int] = []  # the steps of the events that could not be written
+        self._reason = ""  # why not; "" while the file can be written
         self._cut_at: int | None = None  # the step past which the file must be truncated first
 
     def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
@@ -290,11 +253,16 @@ class EventLog:
             if self._cut_at is not None:
                 self._cut(self._cut_at, lambda event: None)
             lines = [json.dumps(_finite({**head, **values}))]
-            if self._gap:  # written with the event or not at all: else a disk with room for one of them is logged twice
-                gap = {"event": "warning", "time": head["time"], "step": step, "text": str(self._gap), "task": None}
+            if self._missing:
+                first, last = min(self._missing), max(self._missing)
+                at = f"steps {first:,} to {last:,}" if first < last else f"step {first:,}"
+                is_or_are = "is" if len(self._missing) == 1 else "are"
+                text = f"{counted(len(self._missing), 'event')} of {at} {is_or_are} missing: {self._reason}"
+                gap = {"event": "warning", "time": head["time"], "step": step, "text": text, "task": None}
+                # With the event or not at all: else a disk with room for one of them is logged twice.
                 lines.insert(0, json.dumps(gap))
             self._append("\n".join(lines))
-            self._gap = Gap()
+            self._missing, self._reason = [], ""
 
     def cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
         """Removes the events of steps past `step`; passes all events to `replay` first.
@@ -311,11 +279,11 @@ class EventLog:
         try:
             yield
         except OSError as error:
-            self._gap.add(*steps)
-            if not self._gap.reason:
+            self._missing += steps
+            if not self._reason:
                 line = "%s can't be written (%s); the run continues, and so does its record once it can be"
                 logging.warning(line, self._path, error.strerror)
-            self._gap.reason = str(error.strerror)
+            self._reason = str(error.strerror)
 
     def _append(self, line: str) -> None:
         if self._path is None:
@@ -331,6 +299,7 @@ class EventLog:
         if self._path is not None and os.path.lexists(self._path):
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
                 ranges, skipped = _kept(file, step, replay)
+                # Else nothing is removed, and a long record need not be copied.
                 if ranges != [(0, file.tell())]:
                     with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
                         for first, last in ranges:

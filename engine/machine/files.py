@@ -155,17 +155,15 @@ def _warn_not_synced(mount: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | None = None) -> Iterator[str]:
+def replacing(path: str | os.PathLike, make: Callable[[str], None]) -> Iterator[str]:
     """Yields the path of a new file beside `path`; it replaces `path` if the body succeeds, else it is removed.
 
     Devices are not replaced. Removes leftovers of killed processes, whose locks are free, first. Raises OSError.
 
     Args:
       make: creates a file or a folder at a path that must not exist: `make_file`, `os.mkdir`.
-      name: prefix of the new file's name, if not that of `path`.
     """
-    folder = os.path.dirname(os.fspath(path))
-    name = name or os.path.basename(os.fspath(path))
+    folder, name = os.path.split(os.fspath(path))
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
         if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
@@ -185,6 +183,7 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None], name: str | 
         _remove(temporary)
         raise
     finally:
+        # Only now: whoever finds a file unlocked takes it for a killed process's, and removes it.
         os.close(lock)
 
 
@@ -248,19 +247,14 @@ def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
 
 def _clean_up(folder: str, name: str) -> None:
     ours = re.compile(re.escape(name) + rf"\.[0-9a-f]{{{2 * _RANDOM_BYTES}}}" + re.escape(_SUFFIX))
-    for entry in os.listdir(folder):
-        if ours.fullmatch(entry):
-            with contextlib.suppress(OSError):
-                _remove_unless_locked(os.path.join(folder, entry))
-
-
-def _remove_unless_locked(path: str) -> None:
-    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _remove(path)
-    finally:
-        os.close(lock)
+    for path in (os.path.join(folder, entry) for entry in os.listdir(folder) if ours.fullmatch(entry)):
+        with contextlib.suppress(OSError):  # its process lives, and has the lock
+            lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(path)
+            finally:
+                os.close(lock)
 
 
 def _remove(path: str) -> None:

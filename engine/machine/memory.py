@@ -31,6 +31,7 @@ def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cg
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
     """Yields the bytes of the machine, and of each control group that has a limit, and how many of them are in use."""
     machine = (_values(proc / "meminfo", name) for name in ("MemTotal:", "MemAvailable:"))
+    # Without /proc there is neither.
     for total, free in zip(*machine, strict=False):
         yield int(total) << 10, int(total) - int(free) << 10
     for folder in cpus.control_groups(proc, cgroups, "memory"):

@@ -69,6 +69,7 @@ class Requests:
         except OSError:
             return []
         self._taken &= names
+        # 0 if it could not be read: then it is asked for again at the next call.
         self._came = {number: self._came.get(number) or _changed(self._folder, number) for number in names}
         waiting = sorted(names - self._taken, key=lambda number: (-self._came[number], number))[:_MOST_A_TURN]
         self._taken.update(waiting)

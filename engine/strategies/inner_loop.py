@@ -149,7 +149,7 @@ class InnerLoop(Program):
     Args:
       step_function: replica code, (batch, step, collect_norm) -> metrics; `step` scalar int64, the step's number;
         `collect_norm` scalar bool, true at a step at which something is due.
-      feed: one of `engine.data.feeds.feeds`.
+      feed: one of `engine.data.feeds`.
       pace: the number of steps per call; None takes as many as possible.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       syncs: synchronize replicas that train independently; None if they are always synchronized.

@@ -12,7 +12,9 @@ from ..data.buckets import BucketedOrder
 from ..data.feeds.blocks import Devices
 from ..data.feeds.external_feed import ExternalFeed
 from ..data.feeds.feed import Feed
-from ..data.feeds.feeds import ReadFeed, ResidentFeed, StreamedFeed
+from ..data.feeds.read_feed import ReadFeed
+from ..data.feeds.resident_feed import ResidentFeed
+from ..data.feeds.streamed_feed import StreamedFeed
 from ..data.form import element_spec, text_fields
 from ..data.lengths import source_order
 from ..data.reader import example_bytes, in_memory
@@ -111,7 +113,7 @@ class Replicated(Strategy):
             saved_data,
             block_steps=block_steps,
             drop_remainder=self.static_shapes,
-            shares=self._batch_shares,
+            shards=self._batch_shares,
             watch=watch,
         )
         self._lines += padding.lines if padding else []

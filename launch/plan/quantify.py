@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from ...engine.data.arrays import Mapped
 from ...engine.data.feeds import combined
-from ...engine.data.feeds.feeds import ReadFeed, ResidentFeed
+from ...engine.data.feeds.read_feed import ReadFeed
+from ...engine.data.feeds.resident_feed import ResidentFeed
 from ...engine.data.reader import example_bytes
 from ...engine.data.source import Split
 from ...engine.data.splits import Data

@@ -37,6 +37,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         raise UsageError(_EMPTY.format(name))
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
     given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
+    # Now, of the user's own operations: functions that are mapped below would hide them.
     may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
@@ -45,7 +46,6 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         dataset = dataset.map(functools.partial(_without_sparse, rank_of_rows))
     dataset = rows_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
-    check_ranks(name, dataset.element_spec)
     batch_examples = None
     if rules.as_keras:
         batch_examples = given_batches[0] if given_batches else _batch_size(name, dataset)
@@ -171,7 +171,9 @@ def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     first_shapes = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as in Keras
-    shapes = tf.nest.map_structure(merge_shapes, *first_shapes)
+    # A dimension in which the first batches' examples differ is unknown.
+    merge = tf.TensorShape.most_specific_compatible_shape
+    shapes = tf.nest.map_structure(lambda *shapes: functools.reduce(merge, shapes), *first_shapes)
     if pipelines.is_padded(dataset):
 
         def padded_shape(shape: tf.TensorShape, spec: tf.TensorSpec) -> tf.TensorShape:
@@ -203,13 +205,8 @@ def _with_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:
     return x
 
 
-def merge_shapes(*shapes: tf.TensorShape) -> tf.TensorShape:
-    """Merges the shapes of batches' examples; a dimension in which they differ is unknown."""
-    return functools.reduce(lambda one, other: one.most_specific_compatible_shape(other), shapes)
-
-
 def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
-    """Raises `UsageError` unless elements of this specification are single examples in a form of a batch."""
+    """Raises `UsageError` unless elements of this specification are examples of known rank in a form of a batch."""
     if isinstance(elements, tuple) and not 1 <= len(elements) <= 3:
         raise UsageError(
             f"the {name} dataset's elements are {len(elements)} values; give (features, labels), (features, labels, "
@@ -223,10 +220,6 @@ def check_elements(name: str, elements, may_be_ragged: bool = False) -> None:
                 "to one shape for all by x.to_tensor(shape=[most, ...])"
             )
         check_real(name, spec.dtype)
-
-
-def check_ranks(name: str, elements) -> None:
-    """Raises `UsageError` if examples of this specification are of unknown rank."""
     for key, spec in fields(elements).named():
         if spec.shape.rank is None:
             raise UsageError(f"the {name} dataset's examples are of unknown rank ({key}); use tf.ensure_shape in map")
@@ -239,9 +232,9 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
-    if sizes == {None}:  # as .batch() makes them, or examples of any length
-        return pipelines.is_batched(dataset) is not False
     is_batch = pipelines.is_batched(dataset)
+    if sizes == {None}:  # as .batch() makes them, or examples of any length
+        return is_batch is not False
     if is_batch is None:
         (size,) = sizes
         raise UsageError(
@@ -249,4 +242,4 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
             "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
             "with batch(1)"
         )
-    return bool(is_batch)
+    return is_batch

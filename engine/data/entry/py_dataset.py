@@ -103,12 +103,14 @@ class BatchSource(Source):
     def __init__(self, batches: tf.keras.utils.PyDataset):
         self._batches, self._name = batches, type(batches).__name__
         default = tf.keras.utils.PyDataset
+        # Only a dataset that overrides one of them can tell when an epoch is read.
         self.by_epoch = any(
             getattr(type(batches), name) is not getattr(default, name) for name in ("on_epoch_begin", "on_epoch_end")
         )
         self.read_threads = max(self.read_threads, batches.workers)
         self._epoch: int | None = None  # the epoch in progress
         self._ended = 0  # epochs
+        # With one worker Keras reads it in one thread, and its code may not be made for several.
         self._lock = contextlib.nullcontext() if batches.workers > 1 else threading.Lock()
         number = batches.num_batches
         if not number:
@@ -223,7 +225,7 @@ class GeneratorStream(Stream):
 
     batch_examples: int
 
-    def __init__(self, batches: Iterator, ends: bool = False):
+    def __init__(self, batches: Iterator, ends: bool):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
         self._fault: SourceError | None = None
         arrays = (self._arrays(batch) for batch in batches)
@@ -255,6 +257,7 @@ class GeneratorStream(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
         dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
+        # TensorFlow does not know how many examples a generator has.
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
     def fault(self) -> CrankshaftError | None:

@@ -28,7 +28,7 @@ from ..streamed import Stream
 from ..timeouts import quote_files
 from . import views
 from .array_entry import Rules, arrays_in_form, check_array, check_real, check_weights, to_dense
-from .dataset_entry import check_elements, check_ranks, stream_from_dataset, warn_of_padding
+from .dataset_entry import check_elements, stream_from_dataset, warn_of_padding
 from .py_dataset import BatchSource, GeneratorStream
 
 
@@ -153,6 +153,7 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     if isinstance(data, tf.data.Dataset):
         return _with_look_up(stream_from_dataset(name, data, rules, notes), rules)
     if isinstance(data, tf.keras.utils.PyDataset):
+        # Without a length it never ends, and is read in order, as a stream.
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else BatchSource(data)
         if isinstance(data, BatchSource):
@@ -162,7 +163,6 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
     if isinstance(data, Stream):
         elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
         check_elements(name, elements)
-        check_ranks(name, elements)
         check_weights(name, fields(elements).weights, rules)
         notes.append(
             f"the {name} data is a stream{quote_files(data.files())}: without an index, so it is read in order"

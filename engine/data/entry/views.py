@@ -20,7 +20,7 @@ from ..source import Source, Spec, WrappedSource
 from ..streamed import Stream, WrappedStream, specs
 
 
-def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
+def divided(train: Source | Stream, fraction: float) -> tuple[Source, Source]:
     """Splits into (all but the last examples, the last ones), by Keras's rule.
 
     The last examples in their own order, so it depends neither on the seed nor on the number of workers.
@@ -28,7 +28,7 @@ def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
     Raises:
       UsageError: the examples have no fixed order, or one of the two would be empty.
     """
-    flag = f"validation_split={share}"
+    flag = f"validation_split={fraction}"
     if not train.by_index:
         raise UsageError(
             f"{flag} divides arrays, and the data is a tf.data.Dataset; return (dataset.skip(n), dataset.take(n)) "
@@ -40,7 +40,7 @@ def divided(train: Source | Stream, share: float) -> tuple[Source, Source]:
             "there; return two datasets, (train, eval), from the data function"
         )
     examples = len(train)
-    first = math.floor(examples * (1.0 - share))
+    first = math.floor(examples * (1.0 - fraction))
     if not 0 < first < examples:
         raise UsageError(
             f"{flag} of {examples} examples leaves {first} to train on and {examples - first} to evaluate; use "
@@ -218,6 +218,7 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
 def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
+    # `convert` takes batches, and a stream has single examples: each is a batch of one.
     def row(*components):
         rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
         return tf.nest.map_structure(lambda x: x[0], convert(rows))
@@ -265,5 +266,5 @@ class _PipedStream(WrappedStream):
         return self._pipe(self._stream.examples(seed, epoch))
 
     def shard_files(self, workers: int, worker: int) -> Stream | None:
-        share = self._stream.shard_files(workers, worker) if self._is_whole else None
-        return share and _PipedStream(share, self._pipe)
+        part = self._stream.shard_files(workers, worker) if self._is_whole else None
+        return part and _PipedStream(part, self._pipe)

@@ -51,6 +51,7 @@ class Blocks:
         number, offset, length = self._order.block_at(step)
         if number != (before := self._number):
             goes_on = before is not None and number == before + 1
+            # The iterator of an epoch ends with it: the next one is opened after hooks have seen the epoch's end.
             if before is not None and goes_on and self._by_epoch:
                 goes_on = self._order.block_epoch(number) == self._order.block_epoch(before)
             if not goes_on:
@@ -144,10 +145,10 @@ class Indices(Blocks):
         mine = indices[offset]
         if context.num_replicas_in_sync == 1:
             return mine
-        # A block's batches are of one size, known where it is traced, and so is this replica's share.
+        # A block's batches are of one size, known where it is traced, and so is this replica's shard.
         replica = tf.get_static_value(context.replica_id_in_sync_group)
-        if replica is None:  # one program for all replicas, as on TPUs: their shares are of one size too
+        if replica is None:  # one program for all replicas, as on TPUs: their shards are of one size too
             size = mine.shape[0] // context.num_replicas_in_sync
             return tf.slice(mine, [context.replica_id_in_sync_group * size], [size])
-        share = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
-        return mine[slice(*replica_range(mine.shape[0], *share))]
+        shard = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
+        return mine[slice(*replica_range(mine.shape[0], *shard))]

@@ -96,12 +96,13 @@ def feed(split: Split, batch_size: int, seed: int | None, saved_data: Mapping[st
     feeds = {}
     for number, (name, size) in enumerate(split.sizes(batch_size).items()):
         saved_member = dict(saved_members.get(name, {}))
+        # Only the first input's batch size is the run's, which may change as it is resumed.
         if "resumed" in saved_data and not number:
             saved_member["resumed"] = saved_data["resumed"]
         feeds[name] = feed(split.members[name], size, member_seed(seed, name, number), saved_member, strategy)
     combined = strategy.combined(feeds)
     for name, member in feeds.items():
-        _check_sizes(name, member.order, combined.shares)
+        _check_sizes(name, member.order, combined.shards)
     return combined
 
 
@@ -140,12 +141,12 @@ class CombinedFeed(Feed):
 
     Args:
       feeds: the feed of each name; the first defines epochs.
-      shares: number of shares into which each batch is divided, for replicas. Each needs an example of each input: the
+      shards: number of shards into which each batch is divided, for replicas. Each needs an example of each input: the
         mean over one of them would otherwise count made-up ones.
     """
 
-    def __init__(self, feeds: Mapping[str, Feed], shares: int):
-        self.feeds, self.shares = dict(feeds), shares
+    def __init__(self, feeds: Mapping[str, Feed], shards: int):
+        self.feeds, self.shards = dict(feeds), shards
         self._members = list(self.feeds.values())
         self.compilable = all(feed.compilable for feed in self._members)
         self.reads_in_loop = any(feed.reads_in_loop for feed in self._members)
@@ -181,9 +182,12 @@ class CombinedFeed(Feed):
         steps = self.max_steps_per_call(step, limit)
         inputs = [feed.call_input(step, steps) for feed in self._members]
         for name, member in self.feeds.items():  # a stream that is not counted shows only now how many it has
-            if member.order.replicates_batch(step, self.shares):
-                raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shares))
-        return self._side_by_side(inputs)
+            if member.order.replicates_batch(step, self.shards):
+                raise UsageError(_too_few(name, member.order.batch_size_at(step), self.shards))
+        (_, start, stop), *_ = inputs
+        # Each member's operands, and where its steps begin in them, from the first member's on.
+        operands = [(member.operands, tf.constant(member.start - start, tf.int32)) for member in inputs]
+        return CallInput(operands, start, stop)
 
     def run_with_timeout(self, call: Callable[[], Any], progress: Callable[[], Any]) -> Any:
         for feed in self._members:
@@ -244,23 +248,16 @@ class CombinedFeed(Feed):
                 split.members[name], first_step, sizes[name], member_seed(seed, name, number), length
             )
 
-    @staticmethod
-    def _side_by_side(inputs: Sequence[CallInput]) -> CallInput:
-        """Returns the input of a call whose operands are (each member's, where they begin from the first one's)."""
-        (_, start, stop), *_ = inputs
-        operands = [(member.operands, tf.constant(member.start - start, tf.int32)) for member in inputs]
-        return CallInput(operands, start, stop)
 
-
-def _check_sizes(name: str, order: Order, shares: int) -> None:
-    """Raises `UsageError` unless all batches of an epoch have an example for each share."""
+def _check_sizes(name: str, order: Order, shards: int) -> None:
+    """Raises `UsageError` unless all batches of an epoch have an example for each shard."""
     last = order.epoch_from(order.origin.step + 1) - 1
-    if (least := min(map(order.batch_size_at, (order.origin.step, last)))) >= shares:
+    if (least := min(map(order.batch_size_at, (order.origin.step, last)))) >= shards:
         return
-    fitting = [size for size in range(order.batch_size, shares - 1, -1) if not 0 < order.num_examples % size < shares]
-    fix = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shares} examples"
-    raise UsageError(f"{_too_few(name, least, shares)}; {fix}")
+    fitting = [size for size in range(order.batch_size, shards - 1, -1) if not 0 < order.num_examples % size < shards]
+    fix = f"use a batch size of {fitting[0]}" if fitting else f"give at least {shards} examples"
+    raise UsageError(f"{_too_few(name, least, shards)}; {fix}")
 
 
-def _too_few(name: str, examples: int, shares: int) -> str:
-    return f"train[{name!r}] has a batch of {examples} examples, and each of {shares} replicas needs one of each input"
+def _too_few(name: str, examples: int, shards: int) -> str:
+    return f"train[{name!r}] has a batch of {examples} examples, and each of {shards} replicas needs one of each input"

@@ -15,7 +15,7 @@ from ...mesh.layout import Mesh
 from ..form import longest, padded_to
 from ..order import Order, replica_range
 from ..reader import checked, example_bytes
-from ..source import Spec, unknown_dimensions
+from ..source import unknown_dimensions
 from ..streamed import Stream, batched, count, untuned
 from .feed import CallInput, Feed
 
@@ -96,18 +96,17 @@ class ExternalFeed(Feed):
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
-            rows = self._epoch(epoch)[first : first + steps * self.order.batch_size]
-            examples, batch_size = self._read(rows, epoch), len(rows) // steps
+            indices = self._epoch(epoch)[first : first + steps * self.order.batch_size]
+            examples, batch_size = self._read(indices, epoch), len(indices) // steps
             self._next_step = step + steps
         return CallInput((examples, tf.constant(batch_size, tf.int64)), 0, steps)
 
     def traced(self, operands) -> Any:
         examples, batch_size = operands
-
-        def any_number(x, spec: Spec) -> tf.TensorSpec:
-            return tf.TensorSpec([None, *spec.shape], x.dtype)
-
-        return tf.nest.map_structure(any_number, examples, self.split.element_spec), batch_size
+        specs = tf.nest.map_structure(
+            lambda x, spec: tf.TensorSpec([None, *spec.shape], x.dtype), examples, self.split.element_spec
+        )
+        return specs, batch_size
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
         return step  # programs take any number of steps, and evaluations begin at 0
@@ -118,11 +117,11 @@ class ExternalFeed(Feed):
         return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
 
     def batch(self, batch):
-        shares = self._mesh.batch_share(0, self._num_replicas)[1]
-        if shares == 1:
+        shards = self._mesh.batch_share(0, self._num_replicas)[1]
+        if shards == 1:
             return batch
-        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
-            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shares)
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
+            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class ExternalFeed(Feed):
         self.split = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
-        """Returns the examples of an epoch by index, in their order."""
+        """The order of an epoch, by index: kept while the epoch lasts, since a call reads only a part of it."""
         if self._epoch_order[0] != epoch:
             self.split.begin_epoch(epoch)
             examples, seed = self.order.num_examples, self.order.seed
@@ -142,17 +141,17 @@ class ExternalFeed(Feed):
             self._epoch_order = epoch, order
         return self._epoch_order[1]
 
-    def _read(self, rows: np.ndarray, epoch: int) -> Any:
+    def _read(self, indices: np.ndarray, epoch: int) -> Any:
         """Reads examples: nest of tensors [n, ...]."""
         with tf.device("CPU:0"):
-            stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(rows), len(rows)))
-            seeds = tf.constant(np.stack([np.full(len(rows), epoch), rows], -1), tf.int64)
+            stored = tf.nest.map_structure(tf.constant, checked(self.split, self.split.read(indices), len(indices)))
+            seeds = tf.constant(np.stack([np.full(len(indices), epoch), indices], -1), tf.int64)
             examples = self.split.decode(stored, seeds)
-            varies = unknown_dimensions(self.split.element_spec)
-            return padded_to(longest(examples), examples) if varies else examples
+            return padded_to(longest(examples), examples) if unknown_dimensions(self.split.element_spec) else examples
 
     def _next(self) -> Any:
         """Returns the next batch of a stream, whose epochs follow one another."""
+        # At its end the stream is read again, once: one that then gives nothing can't be.
         for _ in range(2):
             if (iterator := self._iterators.get(self.split)) is None:
                 examples = self.split.examples(None, tf.constant(0, tf.int64))

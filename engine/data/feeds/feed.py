@@ -1,4 +1,8 @@
-"""The contract of a feed: how a step's batch reaches each replica."""
+"""The contract of a feed: how a step's batch reaches each replica. Also a feed without values, to trace a step.
+
+The feeds are not one class, since they differ in who reads: the device, a host's threads, or one iterator per process.
+One class would ask in each method which of them it is, and no line would serve all.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,8 @@ class Feed(abc.ABC):
     Attributes:
       part: this process's part of a stream, whose positions checkpoints keep, one for each of its counts (see
         `position`); None if the step determines the position.
-      compilable: whether XLA can compile `next_operands` and `batch`.
+      compilable: whether XLA can compile `next_operands` and `batch`. An epoch's smaller last batch then has a program
+        of its own.
       reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
       pipeline: identifies the pipeline that saved positions fit.
       last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
@@ -125,4 +130,28 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def batch(self, *operands) -> Any:
-        """Returns this replica's share of the step's batch, from the results of `next_operands`. Replica code."""
+        """Returns this replica's shard of the step's batch, from the results of `next_operands`. Replica code."""
+
+
+class UntakenFeed(Feed):
+    """Batches without values, for a program of which a step is traced, and none is run.
+
+    Args:
+      specs: nest of the specs of a replica's shard of a batch.
+      batch_size: number of examples in a batch, across replicas.
+    """
+
+    compilable = True
+
+    def __init__(self, specs, batch_size: int):
+        self.order = Order(batch_size, batch_size, block_steps=1)
+        self.operand_specs = (specs,)
+
+    def call_input(self, step: int, limit: int) -> CallInput:
+        return CallInput(self.operand_specs, step, step + limit)
+
+    def next_operands(self, operands, offset: tf.Tensor):
+        return operands
+
+    def batch(self, values):
+        return values

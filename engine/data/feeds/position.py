@@ -50,6 +50,7 @@ class Position(TrackableNode):
 
     def capture(self, step: int) -> None:
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""
+        # A checkpoint and a snapshot of one step have the same position: processes exchange it once.
         if self._feed is None or int(self.step) == step:
             return
         parts = len(self._feed.part.counts)

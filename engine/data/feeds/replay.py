@@ -66,6 +66,7 @@ class Replay:
         Returns:
           Whether there are seeds, and they fit.
         """
+        # A restore that fails may have set some of the shuffles: those of before are put back.
         for state in filter(None, (seeds, self._before)):
             try:
                 restore_iterator(self._unread, state)

@@ -91,6 +91,7 @@ class EventFiles:
 
     def _flush(self) -> None:
         for folder, writer in [*self._writers.items()]:
+            # Only once it is flushed is START in the file: after a failure the next file has to begin with it again.
             if self._attempt(folder, writer.flush):
                 self._started.add(folder)
 

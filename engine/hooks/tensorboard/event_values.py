@@ -59,8 +59,8 @@ def histogram(values: tf.Tensor) -> Histogram:
     # Equal entries are in one bucket of a range around them, as in TensorBoard's own histograms.
     low, high = tf.where(high > low, low, low - 0.5), tf.where(high > low, high, high + 0.5)
     # Halves first, since float32's whole range overflows float32.
-    share = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
-    bucket = tf.cast(tf.clip_by_value(tf.where(finite, share, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
+    fraction = (values * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5)
+    bucket = tf.cast(tf.clip_by_value(tf.where(finite, fraction, 0.0), 0.0, 1.0) * _BUCKETS, tf.int32)
     bucket = tf.minimum(bucket, _BUCKETS - 1)
     return Histogram(tf.math.unsorted_segment_sum(tf.cast(finite, tf.int32), bucket, _BUCKETS), low, high)
 
@@ -121,7 +121,8 @@ def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:
 
 def hyper_parameters(config: dict) -> list[tf.compat.v1.Summary.Value]:
     """Returns a run's configuration for the HParams tab, which shows it beside the scalars of its folder."""
-    session = hparams_plugin.hparams_pb(_plain(config))
+    plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}
+    session = hparams_plugin.hparams_pb(plain)
     return list(Summary.FromString(session.SerializeToString()).value)
 
 
@@ -129,7 +130,3 @@ def table(tag: str, config: dict) -> list[tf.compat.v1.Summary.Value]:
     """Returns a configuration for the Text tab."""
     cells = {key: str(value).replace("|", "\\|").replace("\n", " ") for key, value in config.items()}
     return text(tag, "| name | value |\n|---|---|\n" + "".join(f"| {key} | {cells[key]} |\n" for key in cells))
-
-
-def _plain(config: dict) -> dict:
-    return {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}

@@ -17,7 +17,7 @@ from ...mesh.shards import variable_sharding
 from ...meter import Totals
 from ..background import BackgroundThread
 from ..base import Period, Status, Windowed
-from ..figures import Figures
+from ..figures import read as read_figures
 from . import event_values
 from .event_files import EventFiles
 from .probe import Probe
@@ -65,7 +65,7 @@ class TensorBoard(Windowed):
         self.config = config or {}
         self.probe = probe
         self._files = EventFiles(directory, writer)
-        self._figures: Figures
+        self._inventory: Inventory
         self._restored = False
         self._has_images = probe is None or not probe.has_pictures
         self._weights: Callable | None = None
@@ -74,7 +74,7 @@ class TensorBoard(Windowed):
         self._files.open(status.step if self._restored or status.step else None)
         self._has_images = self._has_images or self._restored
         trainer = status.state.trainer
-        self._figures = Figures(trainer)
+        self._inventory = Inventory(trainer)
         if not self._restored:
             if self.config:
                 self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
@@ -84,6 +84,7 @@ class TensorBoard(Windowed):
             self._put_graph(trainer)
 
     def rewind(self, status: Status) -> None:
+        # New files, which begin with the step from which TensorBoard discards the old ones' events.
         self._files.close()
         self._restored = True
         self.begin(status)
@@ -97,15 +98,19 @@ class TensorBoard(Windowed):
 
     def __call__(self, status: Status) -> None:
         super().__call__(status)
-        self._has_images = self._has_images or self._put_images()
+        # Once, as soon as a step has left some.
+        if not self._has_images and self.probe and (features := self.probe.pictures()) is not None:
+            pictures, self._has_images = np.asarray(features), True
+            self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
         if status.evaluation is not None:
+            # As it is now: the thread writes it later.
             evaluation = copy.copy(status.evaluation)
             self._files.put("eval", status.step, lambda: event_values.evaluation(evaluation))
         if self.histogram_every_steps and status.step % self.histogram_every_steps == 0:
             self._put_histograms(status)
 
     def act(self, status: Status) -> None:
-        figures = {**self._figures.read(), "epoch": status.epochs}
+        figures = {**read_figures(self._inventory), "epoch": status.epochs}
         totals = self.window.take()
         figures |= {**totals.speeds, **totals.input, **status.strategy.figures()}
         # The thread reads the sums, and so waits for the device.
@@ -127,16 +132,12 @@ class TensorBoard(Windowed):
         self._restored = values["has_begun"]
 
     def _put_histograms(self, status: Status) -> None:
-        trainer = status.state.trainer
         if self._weights is None:
-            variables = [v for v in Inventory(trainer).all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
+            variables = [v for v in self._inventory.all_weights if 4 * v.shape.num_elements() <= _HISTOGRAM_BYTES]
             # For a sharded variable this is the first replica's shard, as the name says.
-            paths = [f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}" for v in variables]
+            by_path = {f"{variable_path(v)}{'/first_part' if variable_sharding(v) else ''}": v for v in variables}
             self._weights = compiled_once(
-                lambda: {
-                    path: event_values.histogram(tf.convert_to_tensor(v))
-                    for path, v in zip(paths, variables, strict=True)
-                }
+                lambda: {path: event_values.histogram(tf.convert_to_tensor(v)) for path, v in by_path.items()}
             )
         weights, gradients = self._weights(), self.probe.gradients() if self.probe else {}
 
@@ -149,39 +150,25 @@ class TensorBoard(Windowed):
 
     def _put_graph(self, trainer) -> None:
         """Writes the graph of the forward pass, of the first model of several; none if it can't be traced."""
-        models = Inventory(trainer).models
+        models = self._inventory.models
         if not models:
             return
         model = models[0]
         alone = getattr(trainer, "model", None) is model
         forward = tf.function(lambda x: (trainer.forward if alone else model)(x, training=False), autograph=False)
+        features = form.features(form.measured(trainer.run_context.example))
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *np.shape(x)[1:]], np.asarray(x).dtype), features)
         try:
-            graph = forward.get_concrete_function(
-                tf.nest.map_structure(_spec, form.features(form.measured(trainer.run_context.example)))
-            ).graph
+            graph = forward.get_concrete_function(specs).graph
         except Exception as error:  # of any class: it has no call, or its inputs are not the features
             logging.info("no graph of %s for TensorBoard: %s", model.name, reason(error))
             return
         self._files.put("train", 0, lambda: graph.as_graph_def(add_shapes=True).SerializeToString())
 
-    def _put_images(self) -> bool:
-        """Writes some inputs that look like images. Returns False before a step has left some."""
-        if self.probe is None or (features := self.probe.pictures()) is None:
-            return False
-        pictures = np.asarray(features)
-        self._files.put("train", 0, lambda: event_values.images("inputs", event_values.shades(pictures)))
-        return True
-
 
 def _training_scalars(totals: Totals, figures_of_run: dict) -> list:
-    scalars = {
-        f"workers/{worker}/{name}": value
-        for worker, figures in enumerate(totals.workers())
-        for name, value in figures.items()
-    }
+    scalars: dict[str, float] = {}
+    for worker, figures in enumerate(totals.workers()):
+        scalars |= {f"workers/{worker}/{name}": value for name, value in figures.items()}
     scalars |= totals.means() | figures_of_run
     return event_values.scalars({name: float(value) for name, value in scalars.items()})
-
-
-def _spec(example) -> tf.TensorSpec:
-    return tf.TensorSpec([None, *np.shape(example)[1:]], np.asarray(example).dtype)

@@ -62,7 +62,7 @@ class Admission(tf.Module):
 
     optional_in_checkpoint = ("stamps", "freed")  # a run may get `evict_after`, or lose it
 
-    def __init__(self, admit_after: int, evict_after: int | None = None):
+    def __init__(self, admit_after: int, evict_after: int | None):
         super().__init__(name="admission")
         self.admit_after, self.evict_after = admit_after, evict_after
         self.stamps: tf.Variable | None = None
@@ -187,6 +187,7 @@ class Admission(tf.Module):
         ids, occurrences = tf.boolean_mask(ids, still), tf.boolean_mask(occurrences, still)
         if self.admit_after > 1:
             ids = tf.boolean_mask(ids, self._count(ids, occurrences) >= self.admit_after)
+        # One iteration at a time: each has to find the keys that the one before has written.
         any_length = tf.TensorShape([None])
         tf.while_loop(lambda ids: tf.size(ids) > 0, lambda ids: [self._place(ids)], [ids], [any_length], 1)
         return self.read_tally().assigned

@@ -169,6 +169,7 @@ class Embedding(tf.Module):
         number = min(self.rows, self.num_shards or min(num_servers, most))
         for shard in range(number):
             shape = [len(range(shard, self.rows, number)), self.width]
+            # Made without values, which it gets below in pieces: temporaries of all would be several times as large.
             variable = tf.Variable(
                 lambda shape=shape: tf.raw_ops.Empty(shape=shape, dtype=tf.float32),
                 shape=shape,
@@ -198,6 +199,7 @@ class Embedding(tf.Module):
         """Gives rows [n], int64, of one of `number` shards their first values, on all replicas of this process."""
         for copy in components(variable):
             with tf.device(copy.device):
+                # By CRC-32, since Python's own hash of text differs between processes.
                 samples = hashing.uniform(rows * number + shard, self.width, self._seed, zlib.crc32(self.name.encode()))
                 tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=self.initializer(samples))
 
@@ -300,6 +302,7 @@ class Embedding(tf.Module):
                 "tf.keras.layers.StringLookup"
             )
         ids = tf.cast(ids, tf.int64)
+        # TensorFlow's gather raises an error for such an id on a CPU, and gives zeros on a GPU.
         outside = (ids < 0) | (ids >= self.rows)
         rows = tf.where(outside, tf.zeros_like(ids), ids)
         if self.unknown == "row_0":
@@ -326,7 +329,7 @@ class Embedding(tf.Module):
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:
-        """Returns the row of each key, 0 for those without; `seen`, 0 or 1 each, lets them get one."""
+        """Looks up the row of each key, 0 for those without one; `seen`, 0 or 1 each, lets them get one."""
         unique, positions = tf.unique(keys)
         number = len(self.shards)
 
@@ -467,7 +470,6 @@ def _combine(rows: tf.Tensor, leaf: _Leaf, combiner: str | None) -> Any:
 
 
 def _flat_values(x: Any) -> tf.Tensor:
-    """Returns the ids, or the weights, of all examples concatenated."""
     return x.flat_values if _is_ragged(x) else x
 
 

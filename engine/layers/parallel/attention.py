@@ -94,7 +94,7 @@ class Attention(tf.keras.layers.Layer):
         self.join.build((*input_shape[:-1], self.own_kv_heads * group * self.own_size))
 
     def empty_cache(self, batch: int | tf.Tensor, positions: int) -> Cache:
-        """Returns an empty cache with room for `positions`, for `batch` rows."""
+        """Returns an empty cache with room for `positions`, for `batch` examples."""
         shape = [batch, self.own_kv_heads, positions, self.own_size]
         return Cache(tf.zeros(shape, self.compute_dtype), tf.zeros(shape, self.compute_dtype))
 
@@ -155,11 +155,13 @@ def attention(
     # A group's queries are rows of one product with their key-value head, so keys need not be repeated.
     rows = tf.reshape(queries, [_size(queries, 0), queries.shape[1], group * length, size])
     scores = tf.cast(tf.matmul(rows * size**-0.5, keys, transpose_b=True), tf.float32)
-    scores += _mask(length, _size(keys, 2), position, group)
-    shares = tf.cast(tf.nn.softmax(scores), values.dtype)
+    # 0 where a query may attend to a key, else -1e9, more than any score.
+    may = tf.range(_size(keys, 2)) <= position + tf.range(length)[:, tf.newaxis]
+    scores += tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
+    weights = tf.cast(tf.nn.softmax(scores), values.dtype)
     if drop:
-        shares = drop(shares, training=True)
-    return tf.reshape(tf.matmul(shares, values), tf.shape(queries))
+        weights = drop(weights, training=True)
+    return tf.reshape(tf.matmul(weights, values), tf.shape(queries))
 
 
 def attention_by_blocks(queries: tf.Tensor, keys: tf.Tensor, values: tf.Tensor, block: int) -> tf.Tensor:
@@ -211,14 +213,8 @@ def _rotated(x: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
     return tf.concat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def _mask(queries: int | tf.Tensor, keys: int | tf.Tensor, position: int | tf.Tensor, group: int) -> tf.Tensor:
-    """Returns [group x queries, keys]: 0 where a query may attend to a key, else -1e9, more than any score."""
-    may = tf.range(keys) <= position + tf.range(queries)[:, tf.newaxis]
-    return tf.tile(tf.where(may, 0.0, -1e9), [group, 1])
-
-
 def _written(old: tf.Tensor, new: tf.Tensor, position: int | tf.Tensor) -> tf.Tensor:
-    """Returns a cache's keys or values with the new ones written from `position` on."""
+    """Writes keys or values to a cache, from `position` on: a copy, since a graph's tensors don't change."""
     length = _size(new, 2)
     cache = tf.concat([old[:, :, :position], tf.cast(new, old.dtype), old[:, :, position + length :]], 2)
     return tf.ensure_shape(cache, old.shape)

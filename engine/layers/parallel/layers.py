@@ -63,6 +63,7 @@ class Dense(tf.keras.layers.Layer):
         self.units, self.split, self.use_bias, self.stddev = units, split, use_bias, stddev
         self.activation = tf.keras.activations.get(activation)
         self.own_units = shard_size(units, self.mesh, "units") if split == "columns" else units
+        # Now, though the deviation is known only in `build`: seeds are sampled in the order in which layers are made.
         self._initial = Normal(stddev or 0.0)
 
     def build(self, input_shape: tuple) -> None:
@@ -153,8 +154,7 @@ class Embedding(tf.keras.layers.Layer):
         return (*input_shape[:-1], self.embeddings.shape[0]) if transposed else (*input_shape, self.size)
 
     def compute_output_spec(self, inputs: tf.Tensor, transposed: bool = False) -> tf.KerasTensor:
-        shape = self.compute_output_shape(inputs.shape, transposed)
-        return tf.keras.KerasTensor(shape, dtype=self.compute_dtype)
+        return tf.keras.KerasTensor(self.compute_output_shape(inputs.shape, transposed), dtype=self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
         mine = {name: getattr(self, name) for name in ("vocabulary", "size", "split", "stddev")}
@@ -258,8 +258,8 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
         total = tf.reduce_sum(sums * tf.exp(maxima - maximum), 0)
 
         def gradient(dy: tf.Tensor) -> Any:
-            share = tf.exp(largest[..., 0] - maximum) / total
-            return dy[..., tf.newaxis] * (exponentials * share[..., tf.newaxis] - chosen)
+            to_softmax = tf.exp(largest[..., 0] - maximum) / total  # of all replicas' columns
+            return dy[..., tf.newaxis] * (exponentials * to_softmax[..., tf.newaxis] - chosen)
 
         # In this order: the difference of two large logits is exact; with a logarithm in between it is not.
         return tf.math.log(total) + (maximum - tf.reduce_sum(label_logits, 0)), gradient

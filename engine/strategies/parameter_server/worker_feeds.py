@@ -14,7 +14,8 @@ import tensorflow as tf
 from ...data.feeds.combined import CombinedFeed
 from ...data.feeds.external_feed import ExternalFeed
 from ...data.feeds.feed import CallInput, Feed, FeedStats
-from ...data.feeds.feeds import ResidentFeed, StreamedFeed
+from ...data.feeds.resident_feed import ResidentFeed
+from ...data.feeds.streamed_feed import StreamedFeed
 from ...data.lengths import Padding
 from ...data.order import Order
 from ...data.reader import example_bytes, gather

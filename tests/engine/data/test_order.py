@@ -122,7 +122,7 @@ def test_within_an_epoch_the_batch_size_stays(step, last):
 
 
 def test_shares_of_files_go_on_in_other_batches_where_an_epoch_ends():
-    order = resumed(PerWorkerOrder(41, 6, 1, shares=(30, 11)), 15, 4, Origin())
+    order = resumed(PerWorkerOrder(41, 6, 1, shards=(30, 11)), 15, 4, Origin())
     assert [order.batch_size_at(step) for step in range(15, 26)] == [6, 6, 6, 5, *[3] * 6, 6]
     assert order.examples_before(15) == 41
 
@@ -141,10 +141,10 @@ def test_examples_before_a_step_are_those_of_the_batches_before_it(drop_remainde
         (Order(22, 5, 4), [[5]] * 4 + [[2]]),
         (Order(22, 5, 4, drop_remainder=True), [[5]] * 4),
         (Order(3, 5, 4), [[3]]),
-        (PerWorkerOrder(50, 20, 1, shares=(25, 25)), [[10, 10]] * 2 + [[5, 5]]),
-        (PerWorkerOrder(50, 20, 1, shares=(40, 10)), [[10, 10]] + [[10, 0]] * 3),
-        (PerWorkerOrder(50, 20, 1, shares=(0, 50)), [[0, 10]] * 5),
-        (PerWorkerOrder(45, 20, 1, shares=(32, 13)), [[10, 10], [10, 3], [10, 0], [2, 0]]),
+        (PerWorkerOrder(50, 20, 1, shards=(25, 25)), [[10, 10]] * 2 + [[5, 5]]),
+        (PerWorkerOrder(50, 20, 1, shards=(40, 10)), [[10, 10]] + [[10, 0]] * 3),
+        (PerWorkerOrder(50, 20, 1, shards=(0, 50)), [[0, 10]] * 5),
+        (PerWorkerOrder(45, 20, 1, shards=(32, 13)), [[10, 10], [10, 3], [10, 0], [2, 0]]),
     ],
 )
 def test_steps_of_equal_size_end_where_a_worker_has_other_than_it_had(order, rows):

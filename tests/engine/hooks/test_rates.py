@@ -122,5 +122,5 @@ def test_a_run_that_waits_for_nothing_does_not(watched, caplog):
         def __call__(self, status):
             time.sleep(0.05)
 
-    watched(Waiting(), 24, hooks=[InputBound("read less", share=0.9, window_seconds=1e-6), Slow()])
+    watched(Waiting(), 24, hooks=[InputBound("read less", fraction=0.9, window_seconds=1e-6), Slow()])
     assert "wait for input" not in caplog.text

@@ -154,4 +154,4 @@ def test_where_a_worker_without_examples_has_no_others_it_may_not_exchange(count
     order = StreamPart(DatasetStream(tf.data.Dataset.from_tensor_slices(DATA)), counts).order(
         BATCH, None, drop_remainder=False
     )
-    assert bool(order.no_exchange_reason(shares=2)) == refused
+    assert bool(order.no_exchange_reason(shards=2)) == refused

@@ -11,7 +11,7 @@ from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.feeds.blocks import Devices
 from crankshaft.engine.data.feeds.feed import CallInput
-from crankshaft.engine.data.feeds.feeds import StreamedFeed
+from crankshaft.engine.data.feeds.streamed_feed import StreamedFeed
 from crankshaft.engine.data.order import Order, Origin
 from crankshaft.engine.data.streamed import DatasetStream, divide
 from crankshaft.engine.strategies.base import Processes

@@ -1,10 +1,4 @@
-"""Feeds, which bring a split's batches to replicas: cached on the device, read ahead, or streamed.
-
-Of a `compilable` one, an epoch's smaller last batch has a separately compiled program.
-
-The feeds are not one class, since they differ in who reads: the device, a host's threads, or one iterator per process.
-One class would ask in each method which of them it is, and no line would serve all.
-"""
+"""The feed of a stream: one iterator per process, whose position checkpoints keep."""
 
 from __future__ import annotations
 
@@ -22,16 +16,13 @@ from ...errors import UsageError, reason
 from ...internals import pipelines
 from ...internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ...randomness import epoch_seed
-from ..arrays import ArraySource, Mapped
 from ..buckets import in_windows
 from ..form import zeros
-from ..lengths import Padding
 from ..order import Order, even_range, replica_range
-from ..reader import Reader, raising_source_error
-from ..source import Source, Spec, unknown_dimensions
+from ..source import Spec, unknown_dimensions
 from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
 from ..timeouts import StreamTimeout
-from .blocks import Blocks, Devices
+from .blocks import Devices
 from .feed import CallInput, Feed, FeedStats
 from .replay import Replay, ReplayPosition
 
@@ -44,192 +35,6 @@ _OTHER_SAMPLES = (
     "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
     "give each a seed"
 )
-
-
-class ResidentFeed(Feed):
-    """Arrays cached on every device; a step gathers its batch by index, in the compiled loop.
-
-    `devices` are `Devices`, or workers with parameter servers, which keep the arrays.
-    """
-
-    compilable = True
-
-    def __init__(self, devices, source: ArraySource, order: Order):
-        self.order, self._devices, self._source = order, devices, source
-        self._arrays: Any = None
-        self._indices = devices.indices(order)
-
-    def max_steps_per_call(self, step: int, limit: int) -> int:
-        return self._indices.max_steps_per_call(step, limit)
-
-    def call_input(self, step: int, limit: int) -> CallInput:
-        # Not in the constructor: a run that only predicts has a training feed, too, and would fill the device's memory.
-        if self._arrays is None:
-            self._arrays = self._devices.put_arrays(self._source.as_arrays())
-        indices, start, stop = self._indices.call_input(step, limit)
-        return CallInput((self._arrays, indices), start, stop)
-
-    @property
-    def form(self) -> Any:
-        in_files = any(isinstance(array, Mapped) for array in tf.nest.flatten(self._source.as_arrays()))
-        # A program that reads by a function holds that function, and so its files: another feed can't take it over.
-        plain = type(self._source) is ArraySource and not in_files  # others are read by functions in the program
-        return (self._source.element_spec, self.order.batch_size) if plain else None
-
-    def traced(self, operands) -> Any:
-        if not all(map(tf.is_tensor, tf.nest.flatten(operands))):  # of several replicas, or in files
-            return operands
-        # One program for any number of examples; those of an epoch's smaller last batch have another size of it.
-        arrays, indices = operands
-        steps, batch = indices.shape
-        anys = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), arrays)
-        return anys, tf.TensorSpec([1 if steps == 1 else None, batch], indices.dtype)
-
-    def most_steps(self, operands) -> float:
-        return self._indices.most_steps(operands[1])
-
-    def batch(self, arrays, indices, offset: tf.Tensor):
-        return self._source.gather_from(arrays, self._indices.replica_indices(indices, offset))
-
-    def close(self) -> None:
-        self._indices.close()
-
-
-class ReadFeed(Feed):
-    """Examples that don't fit on a device: each replica's share of a block is read ahead on the host.
-
-    Uses `distribute_datasets_from_function`: each input pipeline computes its own replicas' share. `padding` is that of
-    examples of varying length, whose blocks are single batches; None if they have one shape.
-    """
-
-    compilable = True
-
-    def __init__(
-        self,
-        devices: Devices,
-        source: Source,
-        order: Order,
-        read_timeout_seconds: float = 0.0,
-        padding: Padding | None = None,
-    ):
-        self.order, self._source, self._padding = order, source, padding
-        self._element_spec: Any = None
-        self._strategy, self._mesh = devices.strategy, devices.mesh
-        self._read_timeout_seconds = read_timeout_seconds
-        self._reader: Reader | None = None
-        is_alone = self._strategy.num_replicas_in_sync == 1  # a distributed iterator copies blocks to devices itself
-        transfer = devices.copy if devices.on_gpus and is_alone else None
-        self._blocks = Blocks(order, self._iterator, transfer, source.varies)
-        self._traced: dict[range, tf.types.experimental.ConcreteFunction] = {}  # by replicas
-        self._next_step: int | None = None
-        self._shares_before = 0  # already read when the iterator was opened
-        self._shares_a_block = 1  # of this process
-
-    def stats(self) -> FeedStats:
-        if (reader := self._reader) is None:
-            return FeedStats(0 if self._source.as_arrays() is None else None)
-        if reader.shares_read is None:
-            return FeedStats(reader.bytes_read)
-        read = (reader.shares_read - self._shares_before) // self._shares_a_block
-        return FeedStats(reader.bytes_read, self._blocks.steps_of_next(read - self._blocks.num_read))
-
-    def max_steps_per_call(self, step: int, limit: int) -> int:
-        return self._blocks.max_steps_per_call(
-            step, limit if self.last_step is None else min(limit, self.last_step - step)
-        )
-
-    def call_input(self, step: int, limit: int) -> CallInput:
-        if self._reader is None:
-            self._reader = Reader(self._source, self.order, self._read_timeout_seconds)
-        if self.last_step is not None and step >= self.last_step:  # to look at a batch; those read end before it
-            self._blocks.close()
-            self.last_step = None
-        limit = self.max_steps_per_call(step, limit)
-        # TensorFlow reports what a source raises as its own error, without the place in the user's code.
-        with raising_source_error(self._reader):
-            block, start, stop = self._blocks.call_input(step, limit)
-        self._next_step = step + stop - start
-        return CallInput((block,), start, stop)
-
-    def traced(self, operands) -> Any:
-        return operands if self._padding is None else (self._element_spec,)  # one program for all lengths
-
-    @property
-    def form(self) -> Any:
-        return (self._source.element_spec, self._unseeded_order) if self._padding is None else None
-
-    def most_steps(self, operands) -> float:
-        return tf.nest.flatten(operands)[0].shape[0] if self._padding is None else 1
-
-    def batch(self, block, offset: tf.Tensor):
-        if self.order.block_steps == 1:  # the block is the batch, and large: no copy needed
-            # A slice copies a batch, a squeeze does not.
-            return tf.nest.map_structure(lambda x: tf.squeeze(x, 0), block)
-        return tf.nest.map_structure(lambda x: x[offset], block)
-
-    def close(self) -> None:
-        self._blocks.close()
-        # A PyDataset's own on_epoch_end is for epochs that were read to their end, as in Keras's fit.
-        if self._next_step is not None and self.order.position(self._next_step)[1] == 0:
-            self._source.end_epoch()
-        self._next_step = None
-
-    def _iterator(self, first_block: int):
-        if self._source.varies:
-            self._source.begin_epoch(self.order.block_epoch(first_block))
-        self._shares_before = (self._reader and self._reader.shares_read) or 0
-        if self._strategy.num_replicas_in_sync == 1:  # a distributed iterator would cost a copy of each block
-            return iter(self._share(first_block, range(1)))
-
-        def pipeline(context: tf.distribute.InputContext):
-            per_pipeline = context.num_replicas_in_sync // context.num_input_pipelines
-            first = context.input_pipeline_id * per_pipeline
-            self._shares_a_block = per_pipeline
-            return self._share(first_block, range(first, first + per_pipeline))
-
-        blocks = self._strategy.distribute_datasets_from_function(pipeline)
-        self._element_spec = blocks.element_spec
-        return iter(blocks)
-
-    def _share(self, first_block: int, replicas: range) -> tf.data.Dataset | list:
-        """Yields blocks for some replicas in turn: block 0 of the first, of the second, ..., block 1 of the first."""
-        order, n, end = self.order, self._strategy.num_replicas_in_sync, tf.int64.max // len(replicas)
-        last_block, last_offset = end, 0
-        if self.last_step is not None:
-            last_block, last_offset, _ = order.block_at(self.last_step - 1)
-            end = last_block + 1
-        if self._source.varies:  # to the epoch's end
-            end = min(end, (order.block_epoch(first_block) + 1) * order.blocks_per_epoch)
-
-        # What is an argument here is not in the graph: one trace serves every epoch and every end.
-        def gather(number, last_block, last_offset):
-            block, replica = number // len(replicas), replicas.start + number % len(replicas)
-            indices = order.examples(block)
-            # Of the last block, the rows past the run's end repeat the last one: nothing more is read for them.
-            rows = tf.range(tf.shape(indices, tf.int64)[0])
-            indices = tf.gather(indices, tf.where(block == last_block, tf.minimum(rows, last_offset), rows))
-            share, num_shares = self._mesh.batch_share(replica, n)
-            start, stop = replica_range(tf.shape(indices, tf.int64)[1], share, num_shares)
-            pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
-            assert self._reader  # `call_input` has made it
-            return self._reader.read(indices[:, start:stop], block, *pad)
-
-        if replicas not in self._traced:  # once, though a source that varies has an iterator in each epoch
-            scalar = tf.TensorSpec([], tf.int64)
-            self._traced[replicas] = tf.function(gather, autograph=False).get_concrete_function(scalar, scalar, scalar)
-        traced, last = self._traced[replicas], (tf.constant(last_block, tf.int64), tf.constant(last_offset, tf.int64))
-        self._element_spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, traced.structured_outputs)
-        if n == 1 and end == first_block + 1:  # a short epoch's only block: a pipeline would take longer to open
-            with tf.device("CPU:0"):
-                return [traced(tf.constant(first_block, tf.int64), *last)]
-        blocks = tf.data.Dataset.range(first_block * len(replicas), end * len(replicas)).map(
-            # Two at a time: one block is read while the other waits; more would only hold memory.
-            lambda number: traced(number, *last),
-            num_parallel_calls=2,
-            deterministic=True,
-        )
-        # TensorFlow's autotuning would take threads and memory from the steps.
-        return untuned(blocks.prefetch(2 * len(replicas)))
 
 
 class StreamedFeed(Feed):
@@ -254,7 +59,7 @@ class StreamedFeed(Feed):
         part: StreamPart,
         order: Order,
         *,
-        shuffle_buffer: int = 10_000,
+        shuffle_buffer: int,
         watch: Watch = unwatched,
         timeout_seconds: float = 0.0,
         distributes: bool = False,
@@ -279,9 +84,9 @@ class StreamedFeed(Feed):
         self._has_seeds = all(map(any, sampled))
         listed = [*sampled, *([] if self._has_seeds else [os.urandom(8).hex()])]
         self._sampled = _SEEDS + json.dumps(listed).encode() + b"\n" if listed else b""  # beside a state
-        # How many replicas' shares this process's batches have, and the number of the first of them.
-        self._num_shares = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
-        self._first_share = part.process * self._num_shares
+        # How many replicas' shards this process's batches have, and the number of the first of them.
+        self._num_shards = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
+        self._first_shard = part.process * self._num_shards
 
     def stats(self) -> FeedStats:
         # Of the examples that steps have taken; text varies in length.
@@ -299,19 +104,14 @@ class StreamedFeed(Feed):
         spec = tf.nest.map_structure(
             lambda spec: f"{tf.as_dtype(spec.dtype).name} {spec.shape}", self.part.stream.element_spec
         )
-        order = self.order
-        buckets = self.part.stream.buckets
-        return json.dumps(
-            [
-                *(self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec),
-                *([dataclasses.asdict(buckets)] if buckets else []),
-            ],
-            default=str,
-        )
+        order, buckets = self.order, self.part.stream.buckets
+        identity = [self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec]
+        identity += [dataclasses.asdict(buckets)] if buckets else []
+        return json.dumps(identity, default=str)
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
-        is_any_length = self._num_shares * len(self.part.counts) > 1 and unknown_dimensions(
+        is_any_length = self._num_shards * len(self.part.counts) > 1 and unknown_dimensions(
             self.part.stream.element_spec
         )
         return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
@@ -333,19 +133,19 @@ class StreamedFeed(Feed):
 
     @property
     def form(self) -> Any:
-        return (self.part.stream.element_spec, self._unseeded_order) if self._num_shares == 1 else None
+        return (self.part.stream.element_spec, self._unseeded_order) if self._num_shards == 1 else None
 
     def next_operands(self, operands, offset: tf.Tensor):
         (iterator,) = operands
         return (next(iterator),)
 
     def batch(self, batch):
-        if self._num_shares == 1 or self._distributes:
+        if self._num_shards == 1 or self._distributes:
             return batch
-        share_range = even_range if self.part.by_file else replica_range
-        number = self._mesh.data.rank - self._first_share
-        with tf.device("CPU:0"):  # with the batch: a GPU receives only its rows
-            start, stop = share_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shares)
+        shard_range = even_range if self.part.by_file else replica_range
+        number = self._mesh.data.rank - self._first_shard
+        with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
+            start, stop = shard_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
@@ -424,6 +224,7 @@ class StreamedFeed(Feed):
         replayed = ReplayPosition.from_bytes(state)
         if state and not replayed:
             try:
+                # Whichever epoch the pipeline begins with: the state has the epoch's number, too.
                 iterator = iter(self._batches(0))
                 restore_iterator(iterator, state)
                 return iterator
@@ -536,7 +337,7 @@ class StreamedFeed(Feed):
         if stream.buckets is not None:
             batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
         else:
-            batches = batched(stream, examples, order.share_size, order.drop_remainder)
+            batches = batched(stream, examples, order.local_batch_size, order.drop_remainder)
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -557,27 +358,3 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
 
 def _empty_batch(spec: Spec) -> tf.Tensor:
     return tf.convert_to_tensor(zeros(spec)[:0], tf.as_dtype(spec.dtype))
-
-
-class UntakenFeed(Feed):
-    """Batches without values, for a program of which a step is traced, and none is run.
-
-    Args:
-      specs: nest of the specs of a replica's share of a batch.
-      batch_size: number of examples in a batch, across replicas.
-    """
-
-    compilable = True
-
-    def __init__(self, specs, batch_size: int):
-        self.order = Order(batch_size, batch_size, block_steps=1)
-        self.operand_specs = (specs,)
-
-    def call_input(self, step: int, limit: int) -> CallInput:
-        return CallInput(self.operand_specs, step, step + limit)
-
-    def next_operands(self, operands, offset: tf.Tensor):
-        return operands
-
-    def batch(self, values):
-        return values
