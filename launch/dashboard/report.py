@@ -20,7 +20,7 @@ from ..command_line.rules import Path, flag
 from ..failures import UsageError
 from ..host.text_files import write_user_file
 from . import page
-from .recorded_run import MonitoredRun
+from .recorded_run import RecordedRun
 
 _FOR_EVER = float("inf")
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
 
 def shown(*paths: str) -> page.Shown:
     """Returns the page of runs' folders and of results, for a notebook."""
-    return page.Shown({"runs": [MonitoredRun(path).shown(_FOR_EVER) for path in paths]})
+    return page.Shown({"runs": [RecordedRun(path).shown(_FOR_EVER) for path in paths]})
 
 
 def _text(paths: list[str], html: str | None) -> str:

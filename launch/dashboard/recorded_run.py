@@ -28,7 +28,7 @@ _LANES = 50
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class MonitoredRun:
+class RecordedRun:
     """A run that the page shows.
 
     Args:
