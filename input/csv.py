@@ -262,9 +262,8 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
     rest = schema.empty_table()
     # Plain pages are what NumPy reads; the checksums find flipped bits.
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    options["write_statistics"] = [
-        name for name, kind in kinds.items() if kind in ("int", "float")
-    ]  # see `ParquetTable.extremes`
+    # `ParquetTable.extremes` needs them; those of text would only take space.
+    options["write_statistics"] = [name for name, kind in kinds.items() if kind in ("int", "float")]
     with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **options) as parquet:
         for path, batch in reading.tables():
             columns = []

@@ -156,9 +156,8 @@ def _read_class_folders(
 
 def _read_list(path: str) -> list[tuple[str, str]]:
     """Returns (path, label) of each line of a list."""
-    files = storage.Files([path])
     try:
-        lines = files.read(0).decode("utf-8-sig").splitlines()
+        lines = storage.Files([path]).read(0).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}); write it again"

@@ -31,7 +31,6 @@ from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
 _OPEN_FILES = 256  # at once
-_OPEN_SHARE = 4  # a quarter of a process's files, 1,024 by default: other data and libraries need some too
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16  # size of a sampled piece in a digest of the contents
@@ -229,8 +228,9 @@ class Files:
 
 
 def open_files(most: int) -> int:
-    """Returns the number of files that may stay open: at most so many, and a share of this process's limit."""
-    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE))
+    """Returns the number of files that may stay open: at most so many, and a quarter of this process's limit."""
+    # The limit is 1,024 by default, and other data and libraries need some too.
+    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
 def _open(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:

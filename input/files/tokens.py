@@ -122,8 +122,9 @@ class Vocabulary:
 
     @functools.cached_property
     def separator(self) -> int:
-        count = self._vocabulary_size
-        token = self._tokenizer.token_to_id(self._separator) if self._separator else count
+        if not self._separator:
+            return self._vocabulary_size
+        token = self._tokenizer.token_to_id(self._separator)
         if token is None:
             raise InputError(
                 f"separator={self._separator} is not a token of {self._path}; name one of them, or leave it out"
@@ -170,9 +171,8 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
             raise InputError(f"separator={separator} is a token's name, and bytes have none; leave it out")
         return Bytes()
     path = os.path.expanduser(name)
-    files = Files([path])
     try:
-        text = files.read(0).decode()
+        text = Files([path]).read(0).decode()
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:

@@ -138,17 +138,12 @@ def _read(files: Files, number: int) -> ShardIndex | None:
         size = file_size(path)
     except InputError:
         return None
-    index = Files([path])
     if size >= _OFFSETS_AT:
-        head = index.pread(0, 0, _OFFSETS_AT)
+        head = Files([path]).pread(0, 0, _OFFSETS_AT)
         magic, version, shard_bytes, ends, records, length, _ = _HEADER.unpack_from(head)
         fits = size == _OFFSETS_AT + (0 if length >= 0 else 8 * (records + 1))
-        if (
-            magic == _MAGIC
-            and version == _VERSION
-            and fits
-            and struct.unpack("<I", head[-4:])[0] == checksums.crc32c(head[:-4])
-        ):
+        is_intact = struct.unpack("<I", head[-4:])[0] == checksums.crc32c(head[:-4])
+        if magic == _MAGIC and version == _VERSION and fits and is_intact:
             if shard_bytes == files.sizes[number] and ends == _checksum_shard_ends(files, number):
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it; rebuilding it", path)
@@ -166,9 +161,8 @@ def _make(files: Files, number: int) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
     lengths, ends = _Scan(files, number).lengths(), _checksum_shard_ends(files, number)
-    index = ShardIndex(
-        len(lengths), _common_length(lengths), ends, None if _common_length(lengths) >= 0 else _offsets(lengths)
-    )
+    length = _common_length(lengths)
+    index = ShardIndex(len(lengths), length, ends, None if length >= 0 else _offsets(lengths))
     if exists(path + SUFFIX) and _read(files, number):
         return index, True  # another process was faster, and others may be reading its index
     if _is_foreign(path + SUFFIX):

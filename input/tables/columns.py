@@ -466,7 +466,16 @@ class Columns(Source):
         self._label = None if choice.label == NONE else choice.label
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
-            _check_same_kind(name, table, like)
+            if name not in table.columns:
+                raise InputError(
+                    f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns"
+                )
+            holds, wanted = table.columns[name], like.column(name)
+            if holds is None or holds[:2] != wanted[:2]:
+                raise InputError(
+                    f"{table.path}: column {name!r} holds {holds or 'nothing that is read'}, and {wanted} in "
+                    f"{like.path}; write both in one type"
+                )
         self.preprocessing_digest = zlib.crc32(repr(classes).encode(), preprocessing.digest)
         self._classes = None if classes is None else {text: number for number, text in enumerate(classes)}
         self._starts = np.concatenate([[0], np.cumsum(table.group_rows)]).astype(np.int64)
@@ -583,14 +592,3 @@ def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks
     )
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{fix}")
-
-
-def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None:
-    if name not in table.columns:
-        raise InputError(f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns")
-    column, wanted = table.columns[name], like.column(name)
-    if column is None or column[:2] != wanted[:2]:
-        raise InputError(
-            f"{table.path}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.path}; "
-            "write both in one type"
-        )

@@ -79,10 +79,18 @@ def _tasks_from_flags(
         raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
     if values["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
+    index = values["task_index"]
     if values["cluster_hosts"]:
-        return tasks_from_hosts(values["cluster_hosts"], values["task_index"])
-    if values["task_index"] is not None:
-        raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
+        addresses = tuple(values["cluster_hosts"].split(","))
+        if index is None or index >= len(addresses):
+            state = " is missing" if index is None else f" is {index}"
+            raise UsageError(
+                f"cluster_hosts names {len(addresses)} tasks, and task_index{state}; give each task its own, 0 to "
+                f"{len(addresses) - 1}"
+            )
+        return Tasks("cluster_hosts", addresses, index)
+    if index is not None:
+        raise UsageError(f"task_index={index} has no use without cluster_hosts; give that too")
     if environment.get(tf_config.NAME, "").strip():
         if servers:
             raise UsageError(
@@ -112,36 +120,23 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     return discovered[0] if discovered else None
 
 
-def tasks_from_hosts(hosts: str, index: int | None) -> Tasks:
-    """Returns the tasks that --cluster_hosts names. Raises `UsageError` if --task_index is not among them."""
-    addresses = tuple(hosts.split(","))
-    if index is None or index >= len(addresses):
-        state = " is missing" if index is None else f" is {index}"
-        raise UsageError(
-            f"cluster_hosts names {len(addresses)} tasks, and task_index{state}; give each task its own, 0 to "
-            f"{len(addresses) - 1}"
-        )
-    return Tasks("cluster_hosts", addresses, index)
-
-
 def assign_kinds(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
     """Gives each task its kind: the coordinator (chief), workers, servers, an evaluator, in this order.
 
     Without servers all are workers. Raises `UsageError` where they are too few.
     """
     count = len(tasks.addresses)
-    if not num_ps:
-        names = [f"worker {number}" for number in range(count)]
-        return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
-    workers = count - 1 - num_ps - evaluator
-    if workers < 1:
-        more = " and an evaluator" if evaluator else ""
-        raise UsageError(
-            f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, num_ps={num_ps} servers{more}; "
-            f"start {num_ps + 2 + evaluator} or more"
-        )
-    names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
-    names += ["evaluator"] * evaluator
+    names = [f"worker {i}" for i in range(count)]
+    if num_ps:
+        workers = count - 1 - num_ps - evaluator
+        if workers < 1:
+            more = " and an evaluator" if evaluator else ""
+            raise UsageError(
+                f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, num_ps={num_ps} "
+                f"servers{more}; start {num_ps + 2 + evaluator} or more"
+            )
+        names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
+        names += ["evaluator"] * evaluator
     return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
 
 

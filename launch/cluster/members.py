@@ -32,9 +32,8 @@ _LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that 
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
-_READ_SECONDS = (
-    60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
-)
+# For the others to read who is a member: they may be waiting for the answer of a host that is lost.
+_READ_SECONDS = 60.0
 _BEGIN_SECONDS = 2.0  # for the members' tasks to come, or for a refusal
 _CALL_SECONDS = 2.0  # for a host that does not answer at all
 _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
@@ -193,8 +192,7 @@ class Members:
             )
 
     def _missing(self, notes: Mapping[int, Any]) -> list[int]:
-        connected = self.connected(notes)
-        return [n for n in range(self._workers.num_workers) if n not in connected]
+        return sorted({*range(self._workers.num_workers)}.difference(self.connected(notes)))
 
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
         """Whether it is time to decide: all have come that are awaited, or have not come in time.

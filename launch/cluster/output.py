@@ -235,12 +235,15 @@ class Output:
       selector: selector, in which the data of each key is a function to call when its file is ready.
       log_dir: a folder for a file a task, or None; made when it is needed.
       coloured: whether standard output and standard error show colours.
+
+    Attributes:
+      log_paths: the log file of each task that has one, by its name, such as "worker 0".
     """
 
     def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
         self._selector = selector
         self._log_dir = log_dir
-        self._log_paths: dict[str, str] = {}
+        self.log_paths: dict[str, str] = {}
         out = Sink(1, selector, coloured[0])
         # One sink for both where they are one file, as with 2>&1: what is left of a line is written before anything
         # else.
@@ -261,14 +264,10 @@ class Output:
             task.follow(pipe, sink, self._selector)
         return task
 
-    def log_path(self, name: str) -> str | None:
-        """Returns the log file of a task such as "worker 0"; None if it has none."""
-        return self._log_paths.get(name)
-
     def print(self, line: str) -> None:
         self._sinks[1].write(f"[local] {line}\n".encode())
 
-    def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
+    def fail(self, line: str, details: tuple[str, ...]) -> None:
         """Prints why the supervisor ends, and `details` below."""
         lines = [f"error: {one_line(line)}\n", *(f"    {detail}\n" for detail in details)]
         self._sinks[1].write("".join(lines).encode())
@@ -284,9 +283,9 @@ class Output:
             head = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n"
             with contextlib.suppress(OSError):  # a full disk, which may have room later
                 append(descriptor, head.encode())
-            self._log_paths[name] = path
+            self.log_paths[name] = path
             return log
         except OSError as error:
-            self._log_paths.pop(name, None)
+            self.log_paths.pop(name, None)
             self.print(f"no logs of {name}: {path}: {error.strerror}")
             return None

@@ -139,7 +139,13 @@ class Supervisor(RestartLoop):
             return code
 
     def _attempt(self) -> Attempt:
-        self._start_all()
+        self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
+        # All are found before the first task starts, so that none gets a port that another is about to take.
+        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
+        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
+            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
+        for index in range(len(self._specs)):
+            self._start_one(index)
         endings, ended_at = self._watch()
         code = self._exit_code_when_stopped(self._stop_signal, endings) if self._stop_signal else None
         return Attempt(endings, code, ended_at)
@@ -193,15 +199,6 @@ class Supervisor(RestartLoop):
         wait([child], _WRITE_SECONDS)
         (code,) = self._children.end([child])
         self._output.print(f"step {step:,} was in memory, and is {'lost' if code else 'saved now'}")
-
-    def _start_all(self) -> None:
-        self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
-        # All are found before the first task starts, so that none gets a port that another is about to take.
-        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
-        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
-            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
-        for index in range(len(self._specs)):
-            self._start_one(index)
 
     def _start_one(self, index: int) -> None:
         spec = self._specs[index]
@@ -385,7 +382,7 @@ class Supervisor(RestartLoop):
         return EXIT_CODES[stop_signal.name]
 
     def _explain(self, message: str, cause: TaskExit) -> None:
-        log = self._output.log_path(cause.task)
+        log = self._output.log_paths.get(cause.task)
         log_note = f" ({log})" if log else ""
         last = f"its last lines{log_note}:" if cause.last_lines else "it printed nothing"
         self._output.fail(f"{message}; {last}", cause.last_lines)

@@ -99,8 +99,7 @@ def application(runs: list[RecordedRun], token: str = "", framed_by: str | None 
             return answered("405 Method Not Allowed", "text/plain", "Use GET.\n")
         query = dict(urllib.parse.parse_qsl(environ.get("QUERY_STRING", "")))
         if not secrets.compare_digest(query.get("token", "").encode(), token.encode()):
-            line = "Open the whole link that crankshaft monitor has printed.\n"
-            return answered("403 Forbidden", "text/plain", line)
+            return answered("403 Forbidden", "text/plain", "Open the whole link that crankshaft monitor has printed.\n")
         if environ["PATH_INFO"] == "/":
             return answered("200 OK", "text/html", page.html())
         if environ["PATH_INFO"] != "/data":

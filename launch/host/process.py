@@ -322,7 +322,10 @@ class LockedRunDir:
 
     def acquire(self) -> None:
         """Takes the lock. Raises `UsageError`, as `lock` does."""
-        self._file = _open_lock(self._run_dir)
+        try:
+            self._file = open_lock(RunDir(self._run_dir).lock)
+        except OSError as error:
+            raise _lock_error(self._run_dir, error) from None
         try:
             if not _try_flock(self._file, self._run_dir):
                 self._acquire_owner_file()
@@ -397,14 +400,6 @@ def _identity(path: str | int) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_dev, status.st_ino
-
-
-def _open_lock(run_dir: str) -> int:
-    path = RunDir(run_dir).lock
-    try:
-        return open_lock(path)
-    except OSError as error:
-        raise _lock_error(run_dir, error) from None
 
 
 def _try_flock(lock: int, run_dir: str) -> bool:
