@@ -129,8 +129,7 @@ class Files:
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
-        opened = functools.partial(_open, self.paths, self.sizes)
-        self._file = functools.lru_cache(open_files(_OPEN_FILES))(opened)
+        self._file = functools.lru_cache(open_files(_OPEN_FILES))(functools.partial(_open, self.paths, self.sizes))
 
     def only(self, numbers: Sequence[int]) -> Files:
         """Returns some of the files, in their original state."""
@@ -261,11 +260,6 @@ class _Stream(io.RawIOBase):
             buffer[:wanted] = self._files.pread(self._number, self._at, wanted)
         self._at += wanted
         return wanted
-
-
-def file_size(path: str) -> int:
-    """Returns a file's bytes. Raises `InputError` if it is not a readable regular file."""
-    return file_state(path).nbytes
 
 
 def file_state(path: str) -> State:

@@ -17,7 +17,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import Files, file_size, new_file
+from ..files.storage import Files, file_state, new_file
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -135,7 +135,7 @@ def _read(files: Files, number: int) -> ShardIndex | None:
     """Reads a shard's index; returns None if it is missing, truncated or another file's."""
     path = files.paths[number] + SUFFIX
     try:
-        size = file_size(path)
+        size = file_state(path).nbytes
     except InputError:
         return None
     if size >= _OFFSETS_AT:
@@ -186,7 +186,7 @@ def _is_foreign(path: str) -> bool:
     if not exists(path):
         return False
     try:
-        size = file_size(path)
+        size = file_state(path).nbytes
     except InputError:  # not a regular file
         return False
     return Files([path]).pread(0, 0, min(size, len(_MAGIC))) != _MAGIC

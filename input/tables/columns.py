@@ -538,15 +538,10 @@ class Columns(Source):
 
     def _convert(self, group: Group) -> _ConvertedGroup:
         problems: dict[int, str] = {}
+        is_refused = self._choice.missing == "refuse"
         for feature in self._features:
-            name = feature.column
-            missing = group.missing.get(name)
-            for row, problem in group.wrong.get(name, {}).items():
-                problems.setdefault(row, f"column {name!r} {problem}")
-            is_refused = self._choice.missing == "refuse"
             lacks_fill = not is_refused and not feature.is_filled
-            if missing is not None and (is_refused or lacks_fill):
-                _add_missing(problems, name, missing, lacks_fill)
+            _add_problems(problems, group, feature.column, is_refused or lacks_fill, lacks_fill)
         raw = {feature.column: group.values[feature.column] for feature in self._features}
         codes = {name: values.codes for name, values in raw.items() if isinstance(values, Texts)}
         raw = {name: values.words if name in codes else values for name, values in raw.items()}
@@ -562,11 +557,8 @@ class Columns(Source):
     def _add_labels(self, group: Group, arrays: dict[str | None, np.ndarray], problems: dict[int, str]) -> None:
         name = self._label
         assert name is not None
-        missing, labels = group.missing.get(name), group.values[name]
-        for row, problem in group.wrong.get(name, {}).items():
-            problems.setdefault(row, f"column {name!r} {problem}")
-        if missing is not None and self._choice.missing != "zero":
-            _add_missing(problems, name, missing, lacks_fill=False)
+        labels = group.values[name]
+        _add_problems(problems, group, name, refuses_missing=self._choice.missing != "zero", lacks_fill=False)
         if self._classes is not None:
             numbers = np.array([self._classes.get(word, -1) for word in labels.words], np.int64)[labels.codes]
             some_classes = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
@@ -584,11 +576,17 @@ class Columns(Source):
                 raise BadRecordError(int(self._starts[number]) + row, f"{location}: {problem}")
 
 
-def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_fill: bool) -> None:
+def _add_problems(problems: dict[int, str], group: Group, name: str, refuses_missing: bool, lacks_fill: bool) -> None:
+    """Adds the problems that a column's values make of rows; the first of a row stays."""
+    for row, problem in group.wrong.get(name, {}).items():
+        problems.setdefault(row, f"column {name!r} {problem}")
+    if name not in group.missing or not refuses_missing:
+        return
     fix = (
         "and has one in each row to train on, so nothing replaces it; fill it"
         if lacks_fill
         else "fill it, or have another read by input_arg=missing=zero, mean, column or a number"
     )
+    missing = group.missing[name]
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{fix}")

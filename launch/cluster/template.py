@@ -187,8 +187,7 @@ def become(request: dict[str, Any]) -> None:
     sys.orig_argv[:] = command
     sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
-        script = os.path.dirname(os.path.realpath(sys.argv[0]))
-        sys.path[0] = os.getcwd() if command[1] == "-m" else script
+        sys.path[0] = os.getcwd() if command[1] == "-m" else os.path.dirname(os.path.realpath(sys.argv[0]))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
     import_module("numpy").random.seed()
