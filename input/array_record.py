@@ -128,6 +128,7 @@ class ArrayRecords(ExampleSource):
         except UnavailableError:
             raise
         except RuntimeError as error:  # raised for any problem
+            # The library's error names no record: read one by one, each shows whether it is the damaged one.
             for number in numbers:
                 try:
                     self._shard(shard).read(number[np.newaxis])

@@ -168,6 +168,7 @@ def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
     compares, names_gpus = "fail_below" in given.get("benchmark_arg", {}), "gpus" in given
     imports, debug = start[0] == "-m", given.get("debug", False)
     if not imports:
+        # By its text: an import would execute it.
         with open(start[0], encoding="utf-8", errors="replace") as file:
             imports = bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
     timeout = given.get("step_timeout_seconds")

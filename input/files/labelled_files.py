@@ -135,6 +135,7 @@ def _read_class_folders(
                 f"{os.path.join(inside, other)} is of a kind that is not read; convert it to one of {kind.expected}, "
                 "or move it elsewhere"
             )
+        # In reverse, as a later entry replaces an earlier one: of several names of a file the first stays.
         paths = {entry.resolved: entry.path for entry in sorted(entries, key=lambda entry: entry.path, reverse=True)}
         unnamed = [path for path in paths.values() if "." not in os.path.basename(path)]
         files = storage.Files(unnamed)

@@ -187,6 +187,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
 
     `left_out` receives the names of the other folders.
     """
+    # With the real paths above each, since a link to one of them would be followed for ever.
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
     for path, above in reading:  # grows during the loop
         files, folders = files_and_folders(path)

@@ -297,6 +297,7 @@ class _Local:
         return data
 
     def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        # One call for each: for files in the page cache that is faster than fewer, larger reads.
         pread, descriptor = os.pread, self._descriptor
         pieces = [pread(descriptor, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
         if [*map(len, pieces)] != lengths:

@@ -108,6 +108,7 @@ class Vocabulary:
                 f"tokenizer={self._path} is not a vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of "
                 "the library tokenizers has written, or tokenizer=bytes"
             ) from None
+        # A saved vocabulary may ask for both, which would shorten or fill up documents.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer

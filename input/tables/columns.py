@@ -501,6 +501,7 @@ class Columns(Source):
         numbers = np.unique(groups)
         arrays: dict[str | None, np.ndarray] = {}
         for number in numbers.tolist():
+            # The usual case is one group: then rows are taken without a copy of their positions.
             at = np.flatnonzero(groups == number) if len(numbers) > 1 else slice(None)
             rows = indices[at] - self._starts[number]
             slot = self._slots(number)

@@ -284,6 +284,7 @@ def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[
             parts = [block, stream.readline()]
             quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes else 0
             size = len(block)
+            # With an odd number a quoted field, which may have line breaks, is still open.
             while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
                 parts.append(part)
                 quotes, size = quotes + part.count(b'"'), size + len(part)

@@ -133,6 +133,7 @@ class Converter:
             self.convert(fields)
             return []
         except Unfit:
+            # By halves: few fields are unfit, and `pyarrow` converts the others fast.
             half = len(fields) // 2
             return [*self.unfit(fields[:half]), *(half + row for row in self.unfit(fields[half:]))] if half else [0]
 

@@ -155,12 +155,15 @@ def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
     members, noted = {address for _, address in cluster.addresses}, dict[str, float]()
     with contextlib.suppress(OSError):  # there is no such folder
         noted = {note.name: note.stat().st_mtime for note in os.scandir(folder) if split(note.name)}
+    # Before the clock of the file system is read, which writes a file.
     if not noted.keys() - members:
         return []
+    # By the clock that has dated the notes: this host's may be a minute off.
     now = file_system_time(folder)
     calls = [
         ("", address) for address, at in sorted(noted.items()) if now - at < _NOTE_SECONDS and address not in members
     ]
+    # A note outlives its worker, so each has to answer as well.
     here = [call[1] for call, reply in rendezvous.call_all(calls, _CALL_SECONDS).items() if reply.answer == "serving"]
     return [(f"worker {number}", address) for number, address in enumerate(here, len(cluster.job("worker")))]
 
@@ -169,6 +172,7 @@ def with_newcomers(cluster: Cluster, folder: str) -> Cluster:
     """Adds the newcomers to a coordinator's cluster: in the places of workers that do not answer, and behind them."""
     workers, come = cluster.job("worker"), [address for _, address in newcomers(cluster, folder)]
     replies = rendezvous.call_all([("", address) for address in workers], _CALL_SECONDS) if come else {}
+    # The coordinator would wait for an old address until its timeout.
     addresses = [come.pop(0) if come and not replies["", address].answer else address for address in workers]
     return cluster.with_workers([*addresses, *come], folder)
 

@@ -33,6 +33,7 @@ _BY_INTERFACE = (
 def _unbound() -> socket.socket:
     """Makes a TCP socket of the family that gRPC listens with: IPv6, for IPv4 as well, where that is in use."""
     with contextlib.suppress(OSError):
+        # Only a bind shows it: where IPv6 is switched off, its sockets can still be made.
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -77,6 +78,7 @@ def only_this_host(port: int) -> Iterator[None]:
     if not can_refuse_hosts():
         yield
         return
+    # The first socket at the port: the program in the kernel tells the two apart by their order.
     # It listens without ever taking a caller: the queue has room for one, and that is this process.
     refusing = _unbound()
     _divide(refusing)

@@ -95,6 +95,7 @@ class Members:
                     if self._index in (members := self._numbers(note, "members")):
                         self._check_lock()
                         return self._begin_attempt(members, None)
+                    # The first of those that are left has decided that they are too few, and saves.
                     if note.get("members") == []:
                         return None
                 now = time.monotonic()
@@ -108,6 +109,7 @@ class Members:
                 if is_first and self._is_due(notes, is_ending) and (lock := self._lock(here, notes, bool(runs))):
                     members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
+                    # Its task listens at this address next, and does not announce anything.
                     self._await_readers(members or [*notes])
                     if refused := self._refusal(members):
                         lock.release()
@@ -134,6 +136,7 @@ class Members:
                 unaware |= self._awaited_by - notes.keys() - self._absent
                 if not unaware:
                     return
+                # Their tasks still run; the agents come once these have saved and ended.
                 if unaware & runs:
                     until = min(time.monotonic(), began + _READ_SECONDS) + _GRACE_SECONDS
                 time.sleep(_POLL_SECONDS)
@@ -177,6 +180,7 @@ class Members:
         missed = {(n, numbers.get(str(address))) for n, note in notes.items() for address in rendezvous.missed(note)}
         apart = {pair for pair in missed | {(b, a) for a, b in missed} if here.issuperset(pair)}
         while lost := [n for n, _ in apart if n is not None]:
+            # Of equals the last in the order: the first one, which decides, stays.
             out = max(lost, key=lambda n: (lost.count(n), n))
             here.remove(out)
             apart = {pair for pair in apart if out not in pair}

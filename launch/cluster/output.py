@@ -45,6 +45,7 @@ class Lines:
         if returned:
             lines += filter(None, drawn.split(b"\r"))
             rest = last + rest[-1:]
+        # What has no end of a line must not fill the memory.
         while len(rest) > _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
@@ -143,6 +144,7 @@ class _Stream:
         self._pipe.close()
 
     def _on_ready(self) -> None:
+        # Then the task waits for its own pipe, instead of filling this process's memory.
         if self._sink.is_full:
             self._pause()
             self._sink.pause(self)
@@ -183,6 +185,7 @@ class TaskOutput:
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
+        # A stack is long, and would push the reason before it out of sight and out of the last lines.
         without_stack = [line for line in lines if not _FRAME.match(line)]
         shown = without_stack if self._log else lines
         sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in shown))

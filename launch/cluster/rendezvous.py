@@ -498,11 +498,13 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
             except BlockingIOError:
                 continue
             except OSError as error:
+                # A reset comes from a listener that was there, a refusal from none.
                 reply = Reply(None if isinstance(error, ConnectionResetError) else "")
             if reply is None:
                 continue
             if reply.answer or not replies.get(peer):
                 replies[peer] = reply
+            # One address of a host that answers is enough; the others may answer where one refuses.
             for done in [number] if not reply.answer else [n for n, made in waiting.items() if made.peer == peer]:
                 poll.unregister(done)
                 waiting.pop(done, None)

@@ -37,6 +37,7 @@ def free_ports(count: int) -> list[int]:
     with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
         first, last = map(int, file.read().split())
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
+    # At random, since jobs that begin together would all try the first ones.
     tried = random.sample(candidates, min(_TRIES, len(candidates)))
     ports: list[int] = []
     for port in tried:

@@ -70,7 +70,7 @@ def serve(
 
         use_only(gpus)
 
-    # Without the evaluator: TensorFlow's servers would wait for one in their specification.
+    # Without the evaluator, whose entry would make the coordinator hang.
     spec = tf.train.ClusterSpec({kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")})
     options = server_options()
     options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits

@@ -129,6 +129,7 @@ class Supervisor(RestartLoop):
                     self._start_templates()
                 code = self._make_attempts()
             finally:
+                # In this order: once no process of a task is left, snapshots are whole and the lock on run_dir is free.
                 self._collect(self._tasks)
                 self._children.sweep()
                 self._write_unsaved()
@@ -142,6 +143,7 @@ class Supervisor(RestartLoop):
         self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
         # All are found before the first task starts, so that none gets a port that another is about to take.
         ports, host = resources.free_ports(len(self._specs)), resources.loopback()
+        # TF_CONFIG has the addresses of a type in the order of the indices.
         for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
             self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
         for index in range(len(self._specs)):
@@ -190,6 +192,7 @@ class Supervisor(RestartLoop):
         if (step := self._memory.unsaved_step()) is None:
             return
         command, files = self._memory.writing()
+        # Any template will do: it has imported TensorFlow, and the rest of the environment is the same.
         variables = next(iter(self._templates), frozenset())
         try:
             child = self._start_child("the saving process", variables, command, env=self._environment, pass_fds=files)

@@ -151,6 +151,7 @@ class RecordReader:
 
     def _add_line(self, line: bytes, size: int) -> None:
         if _WINDOW.match(line):
+            # Evenly over the record, and in its last lines always.
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
             self._with_workers += has_workers * len(line)

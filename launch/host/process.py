@@ -143,6 +143,7 @@ class SturdyStream:
             if self.lost is None and not has_no_reader(self._stream.fileno(), error):
                 self.lost = error
                 logging.warning("%s can't be written (%s); further output is lost", self._stream.name, error.strerror)
+            # Else the stream would try to write what it holds back at each later call, and at the process's end.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
             os.close(nowhere)
@@ -416,7 +417,7 @@ def _try_flock(lock: int, run_dir: str) -> bool:
         in_use = RunDirInUse(f"run_dir={run_dir} is in use {described}, or use another run_dir")
         in_use.holder, in_use.is_elsewhere = holder, is_elsewhere
         raise in_use
-    if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
+    if os.fstat(lock).st_nlink > 1:  # by a hard link it is another file as well, whose contents stay
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)

@@ -74,6 +74,7 @@ class Handlers:
             self._restore()
 
     def _restore(self) -> None:
+        # A descriptor that other code has set since stays.
         if self._wakeup >= 0 and (now := signal.set_wakeup_fd(self._wakeup_before)) != self._wakeup:
             signal.set_wakeup_fd(now)
         self._wakeup = -1
