@@ -31,7 +31,6 @@ from .command_line.rules import Boolean, Integer, Number, flag
 from .failures import UsageError, print_line
 
 _PROGRAM = "crankshaft local"
-_TRAIN = ("-m", "crankshaft", "train")
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "TensorFlow's servers run code for whoever can log in to this machine; to keep others out, start this by "
     "unshare -rn sh -c 'ip link set lo up; exec crankshaft local ...'",
@@ -146,7 +145,7 @@ def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
         )
     start, words = command_flags.split_program(arguments)
     command_flags.check_script_exists(start)
-    start = start or _TRAIN
+    start = start or ("-m", "crankshaft", "train")
     try:
         given = parsing.train_flags(words)
     except UsageError:  # the tasks report it

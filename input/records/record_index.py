@@ -160,7 +160,7 @@ def _checksum_shard_ends(files: Files, number: int) -> int:
 def _make(files: Files, number: int) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
-    lengths, ends = _Scan(files, number).lengths(), _checksum_shard_ends(files, number)
+    lengths, ends = _scan(files, number), _checksum_shard_ends(files, number)
     length = _common_length(lengths)
     index = ShardIndex(len(lengths), length, ends, None if length >= 0 else _offsets(lengths))
     if exists(path + SUFFIX) and _read(files, number):
@@ -200,67 +200,54 @@ def _common_length(lengths: np.ndarray) -> int:
     return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else -1
 
 
-class _Scan:
-    """Scans a shard from header to header."""
+def _scan(files: Files, number: int) -> np.ndarray:
+    """Reads a shard from header to header; returns the bytes of each record's data, [records] int64."""
+    path, size = files.paths[number], files.sizes[number]
 
-    def __init__(self, files: Files, number: int):
-        self._files, self._number = files, number
-        self._path, self._size = files.paths[number], files.sizes[number]
-        self._records = 0
+    def truncated(record: int, at: int) -> InputError:
+        return InputError(
+            f"{path} is truncated: record {record} (byte {at:,}) has {size - at:,} bytes left of it at the end of the "
+            "file; restore the file"
+        )
 
-    def lengths(self) -> np.ndarray:
-        """Returns the bytes of each record's data, [records] int64."""
-        pieces: list[np.ndarray] = []
-        position, logged_at = 0, time.monotonic()
-        while position < self._size:
-            piece = min(_SCAN_BYTES, self._size - position)
-            block = self._files.pread(self._number, position, piece)
-            if position == 0 and block.startswith(_GZIP_MAGIC):
-                raise InputError(
-                    f"{self._path} is gzip, in which no record can be found without unpacking those before it; unpack "
-                    "it (gunzip), or write shards that can by crankshaft prepare"
-                )
-            lengths, used = self._in_block(block, position)
-            pieces.append(lengths)
-            self._records += len(lengths)
-            position += used
-            if time.monotonic() - logged_at > _QUIET_SECONDS:
-                logged_at = time.monotonic()
-                logging.warning(
-                    "making the index of %s: %.0f %%, %s records",
-                    *(self._path, 100 * position / self._size, f"{self._records:,}"),
-                )
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-    def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
-        """Returns the lengths of the records whose headers are in a block, and the next one's offset in it."""
+    pieces = [np.zeros(0, np.int64)]
+    records = position = 0
+    logged_at = time.monotonic()
+    unpack = struct.Struct("<QI").unpack_from
+    while position < size:
+        block = files.pread(number, position, min(_SCAN_BYTES, size - position))
+        if position == 0 and block.startswith(_GZIP_MAGIC):
+            raise InputError(
+                f"{path} is gzip, in which no record can be found without unpacking those before it; unpack it "
+                "(gunzip), or write shards that can by crankshaft prepare"
+            )
         starts, lengths, checks, offset = [], [], [], 0
-        unpack, last = struct.Struct("<QI").unpack_from, len(block) - HEADER_BYTES
-        while offset <= last:
+        while offset <= len(block) - HEADER_BYTES:
             length, check = unpack(block, offset)
             starts.append(offset)
             lengths.append(length)
             checks.append(check)
             offset += length + _AROUND
         if not starts:
-            raise InputError(self._truncated(self._records, position, len(block)))
+            raise truncated(records, position)
+        # All headers of a block at once, before the next block: behind a wrong length nothing is a header.
         sizes = np.array(lengths, np.uint64)
         wrong = np.flatnonzero(checksums.length_checksums(sizes) != np.array(checks, np.uint32))
         if len(wrong):
             first = int(wrong[0])
-            if not self._records + first:
-                raise InputError(f"{self._path} is not a TFRecord file (its first checksum differs); leave it out")
+            if not records + first:
+                raise InputError(f"{path} is not a TFRecord file (its first checksum differs); leave it out")
             raise InputError(
-                f"{self._path}: record {self._records + first} (byte {position + starts[first]:,}): the checksum of "
-                "its length differs, so no record after it can be found; restore the file"
+                f"{path}: record {records + first} (byte {position + starts[first]:,}): the checksum of its length "
+                "differs, so no record after it can be found; restore the file"
             )
-        if position + offset > self._size:
-            last_at = position + starts[-1]
-            raise InputError(self._truncated(self._records + len(starts) - 1, last_at, self._size - last_at))
-        return sizes.astype(np.int64), offset
-
-    def _truncated(self, record: int, at: int, nbytes: int) -> str:
-        return (
-            f"{self._path} is truncated: record {record} (byte {at:,}) has {nbytes:,} bytes left of it at the end of "
-            "the file; restore the file"
-        )
+        if position + offset > size:
+            raise truncated(records + len(starts) - 1, position + starts[-1])
+        pieces.append(sizes.astype(np.int64))
+        records += len(lengths)
+        position += offset
+        if time.monotonic() - logged_at > _QUIET_SECONDS:
+            logged_at = time.monotonic()
+            progress = (path, 100 * position / size, f"{records:,}")
+            logging.warning("making the index of %s: %.0f %%, %s records", *progress)
+    return np.concatenate(pieces)

@@ -21,7 +21,6 @@ from ..failures import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
 from .tasks import Cluster, Tasks, counts, make_cluster, split
 
-_SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
 # After which a worker that has announced itself, and does so each second, has left: NFS shows times up to 60 s late.
 _NOTE_SECONDS = 120.0
@@ -111,7 +110,8 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     Raises:
       UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
     """
-    discovered = [tasks for read in _SCHEDULERS if (tasks := read(environment)) and len(tasks.addresses) > 1]
+    both = [slurm.tasks(environment), kubernetes.tasks(environment)]
+    discovered = [tasks for tasks in both if tasks and len(tasks.addresses) > 1]
     if len({len(tasks.addresses) for tasks in discovered}) > 1:
         raise UsageError(
             f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in discovered)}; give "

@@ -62,6 +62,7 @@ class Sink:
     """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
 
     Attributes:
+      pending: the bytes that are still to be written.
       lost: the first error that kept something from being written; None without one, or if nobody reads any more.
     """
 
@@ -70,25 +71,20 @@ class Sink:
         self.lost: OSError | None = None
         self._descriptor = descriptor
         self._selector = selector
-        self._pending = bytearray()
+        self.pending = bytearray()
         self._paused: list[_Stream] = []
         self._is_registered = False
 
     @property
-    def pending(self) -> int:
-        """Bytes that are still to be written."""
-        return len(self._pending)
-
-    @property
     def is_full(self) -> bool:
         """Whether so much is pending that tasks are not to be read."""
-        return self.pending > _MOST_PENDING
+        return len(self.pending) > _MOST_PENDING
 
     def write(self, data: bytes) -> None:
         """Writes what fits without waiting, and keeps the rest for later."""
-        self._pending += data
+        self.pending += data
         self._flush()
-        if self._pending and not self._is_registered:
+        if self.pending and not self._is_registered:
             self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._on_ready)
             self._is_registered = True
 
@@ -98,7 +94,7 @@ class Sink:
 
     def _on_ready(self) -> None:
         self._flush()
-        if not self._pending:
+        if not self.pending:
             self._selector.unregister(self._descriptor)
             self._is_registered = False
         if not self.is_full:
@@ -107,15 +103,15 @@ class Sink:
                 stream.resume()
 
     def _flush(self) -> None:
-        while self._pending and select.select([], [self._descriptor], [], 0)[1]:
+        while self.pending and select.select([], [self._descriptor], [], 0)[1]:
             try:  # a pipe that is ready takes so many bytes without a wait (pipe(7))
-                done = os.write(self._descriptor, self._pending[: select.PIPE_BUF])
+                done = os.write(self._descriptor, self.pending[: select.PIPE_BUF])
             except OSError as error:  # the reader is gone, or a disk is full: the log files still have the text
-                self._pending.clear()
+                self.pending.clear()
                 if not has_no_reader(self._descriptor, error):
                     self.lost = self.lost or error
                 return
-            del self._pending[:done]
+            del self.pending[:done]
 
 
 class _Stream:
@@ -253,8 +249,8 @@ class Output:
         self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
 
     @property
-    def pending(self) -> int:
-        return sum(sink.pending for sink in set(self._sinks))
+    def is_pending(self) -> bool:
+        return any(sink.pending for sink in self._sinks)
 
     @property
     def lost(self) -> OSError | None:

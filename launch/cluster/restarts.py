@@ -209,12 +209,6 @@ class Synchronous:
             return self._restart_all(f"{cause}, preempted", "", cause)
         return self._failed(cause, advanced)
 
-    def refuse_missing(self, ending: TaskExit, by: str) -> Decision:
-        """Ends the job where a task, `by`, waits for a task that ended before the run started."""
-        why = f"{ending} without joining the run, and {by} waits for it"
-        fix = "let every task call main, run or open_run, whatever its index"
-        return Decision(EXIT_USAGE, 0.0, f"{why}; {fix}", ending)
-
     def _restart_all(self, why: str, action: str, cause: TaskExit) -> Decision:
         """Starts all tasks again after an end that is not the run's failure."""
         pause = _pause_seconds(self._count(self._preemptions) - 1)

@@ -303,7 +303,9 @@ class Supervisor(RestartLoop):
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)
         )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
-            self._decision = self._rule.refuse_missing(ending, waiting)
+            why = f"{ending} without joining the run, and {waiting} waits for it"
+            fix = "let every task call main, run or open_run, whatever its index"
+            self._decision = Decision(EXIT_USAGE, 0.0, f"{why}; {fix}", ending)
             if timeouts := self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)):
                 self._end_by(timeouts)
 
@@ -393,7 +395,7 @@ class Supervisor(RestartLoop):
     def _finish_output(self) -> None:
         """Waits for the reader of our output; only for a moment after a request to end."""
         stopped_at = None
-        while self._output.pending:
+        while self._output.is_pending:
             if self._stop_signal:
                 stopped_at = stopped_at or time.monotonic()
                 if time.monotonic() - stopped_at > _OUTPUT_GRACE_SECONDS:
