@@ -215,7 +215,6 @@ def _write(
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
-    """Writes the records of all files as Parquet, with their description."""
     paths = table_files.files.paths
     reading = Records(table_files, layouts, passes=1 if kinds else 2)
     columns: dict[str, InferredType] = {}

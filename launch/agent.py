@@ -158,7 +158,6 @@ class _Agent(RestartLoop):
             super()._record_restart(ending, at)
 
     def _agree(self) -> Config:
-        """Agrees on the workers of the next attempt; returns its configuration."""
         cluster = self._members.agree(lambda: self._stop_signal is not None) if self._members else None
         if self._members and not cluster and not self._stop_signal:
             least = f"min_workers={self._config.min_workers}"

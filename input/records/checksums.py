@@ -26,11 +26,14 @@ def _library() -> ModuleType:
     return crc32c
 
 
+def masked(checksums: np.ndarray) -> np.ndarray:
+    """Masks checksums, [n] uint32, as TFRecords do, since a checksum over checksums is weak."""
+    return ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(0xA282EAD8)
+
+
 def record_checksums(records: Sequence[bytes]) -> np.ndarray:
     """Returns the masked checksums of records, [n] uint32."""
-    checksums = np.fromiter(map(crc32c, records), np.uint32, len(records))
-    # A checksum over data that has a checksum in it is weak, so TensorFlow stores them masked.
-    return ((checksums >> np.uint32(15)) | (checksums << np.uint32(17))) + np.uint32(0xA282EAD8)
+    return masked(np.fromiter(map(crc32c, records), np.uint32, len(records)))
 
 
 def length_checksums(lengths: np.ndarray) -> np.ndarray:

@@ -270,7 +270,6 @@ class Finder:
 
 
 def _missing_mask(fields) -> Any:
-    """Marks the text fields that are missing values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

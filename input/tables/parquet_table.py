@@ -438,7 +438,6 @@ class ParquetTable:
             group.missing[name] = array.is_null().to_numpy(zero_copy_only=False)
 
     def _decode(self, name: str, column: Column, array, group: Group) -> None:
-        """Adds a column to a group."""
         pa = self._pa
         if column.kind == "text":
             group.values[name] = self._to_texts(array)

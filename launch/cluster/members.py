@@ -245,7 +245,6 @@ class Members:
         raise problem
 
     def _await_readers(self, members: Sequence[int]) -> None:
-        """Waits until the other members have read the announcement, and left the rendezvous."""
         left = [self._workers.addresses[number][1] for number in members if number != self._index]
         end = time.monotonic() + _READ_SECONDS
         while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):

@@ -148,23 +148,19 @@ def _bind_problem(host: str) -> str:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"a host that is not known here ({error.strerror})"
-    if any(_is_local(family, sockaddr) for family, _, _, _, sockaddr in addresses):
-        return ""
+    for family, _, _, _, sockaddr in addresses:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            try:
+                sock.bind(sockaddr)  # port 0: any free one
+                return ""
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    return ""
     return f"which is not this host ({socket.gethostname()})"
-
-
-def _is_local(family: int, sockaddr: tuple) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind(sockaddr)  # port 0: any free one
-        except OSError as error:
-            return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-    return True
 
 
 @contextlib.contextmanager
 def _explained(cluster: Cluster):
-    """Explains why this task's port can't be listened at."""
     try:
         yield
     except PermissionError:

@@ -314,7 +314,6 @@ class Supervisor(RestartLoop):
         return self._cluster[spec.kind][spec.index]
 
     def _end_by(self, timeouts: EndTimeouts) -> None:
-        """Plans the end of all tasks that still run."""
         leave = time.monotonic() + timeouts.leave_seconds
         self._plan = [(leave, signal.SIGTERM), (leave + timeouts.end_seconds, signal.SIGKILL)]
         self._restarts = []
