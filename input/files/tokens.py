@@ -123,9 +123,8 @@ class Vocabulary:
 
     @functools.cached_property
     def separator(self) -> int:
-        if not self._separator:
-            return self._vocabulary_size
-        token = self._tokenizer.token_to_id(self._separator)
+        count = self._vocabulary_size  # raises for a vocabulary without tokens, before a token is looked up
+        token = self._tokenizer.token_to_id(self._separator) if self._separator else count
         if token is None:
             raise InputError(
                 f"separator={self._separator} is not a token of {self._path}; name one of them, or leave it out"

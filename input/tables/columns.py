@@ -524,12 +524,10 @@ class Columns(Source):
         return (features, labels) if self._label else features
 
     def read_labels(self) -> np.ndarray | None:
-        arrays: dict[str | None, np.ndarray] = {}
-        parts, names = [], [self._label] if self._label else []
-        for number in range(len(self._table.group_rows)) if names else ():
-            self._add_labels(self._table.read(number, names), arrays, problems={})
-            parts.append(arrays[_LABEL])
-        return np.concatenate(parts) if parts else None
+        if not self._label:
+            return None
+        groups = (self._table.read(number, [self._label]) for number in range(len(self._table.group_rows)))
+        return np.concatenate([self._labels(group, problems={}) for group in groups])
 
     def files(self) -> Sequence[str]:
         return self._table.paths
@@ -552,10 +550,10 @@ class Columns(Source):
             name: values[codes[name]] if name in codes else values for name, values in converted.items()
         }
         if self._label:
-            self._add_labels(group, arrays, problems)
+            arrays[_LABEL] = self._labels(group, problems)
         return _ConvertedGroup(arrays, problems)
 
-    def _add_labels(self, group: Group, arrays: dict[str | None, np.ndarray], problems: dict[int, str]) -> None:
+    def _labels(self, group: Group, problems: dict[int, str]) -> np.ndarray:
         name = self._label
         assert name is not None
         labels = group.values[name]
@@ -567,7 +565,7 @@ class Columns(Source):
                 word = labels.words[labels.codes[row]].decode(errors="replace")
                 problems.setdefault(row, f"label {word!r} is not among those of training ({some_classes})")
             labels = np.maximum(numbers, 0)
-        arrays[_LABEL] = labels
+        return labels
 
     def _check(self, group: _ConvertedGroup, number: int, rows: np.ndarray) -> None:
         """Raises `BadRecordError` for the first bad one of these rows."""
