@@ -17,7 +17,7 @@ from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
 from crankshaft.launch.command_line.rules import default_value, fields
-from crankshaft.launch.monitor import report, server
+from crankshaft.launch.dashboard import report, server
 from crankshaft.launch.plan import main as plan
 
 PAGES = pathlib.Path(__file__).parent
@@ -76,7 +76,7 @@ def _flags() -> str:
     for name, command in (
         ("plan", plan.PlanFlags),
         ("prepare", prepare.PrepareFlags),
-        ("monitor", server.MonitorFlags),
+        ("monitor", server.DashboardFlags),
         ("report", report.ReportFlags),
         ("ask", ask.AskFlags),
     ):

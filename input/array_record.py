@@ -85,7 +85,8 @@ class ArrayRecords(ExampleSource):
         self._records = np.array([counts[number] for number in full])
         self._ends = np.cumsum(self._records)
         self._starts = self._ends - self._records
-        self._shard = functools.lru_cache(open_files(_OPEN_SHARDS))(functools.partial(_open, self._files.paths))
+        paths = self._files.paths  # not self, which the cache would keep, so that its files stayed open
+        self._shard = functools.lru_cache(open_files(_OPEN_SHARDS))(lambda number: _Shard(paths[number]))
         samples = self.samples()
         super().__init__(features_by(lambda: samples))
         group = self._shard(0).group
@@ -127,6 +128,7 @@ class ArrayRecords(ExampleSource):
         except UnavailableError:
             raise
         except RuntimeError as error:  # raised for any problem
+            # The library's error names no record: read one by one, each shows whether it is the damaged one.
             for number in numbers:
                 try:
                     self._shard(shard).read(number[np.newaxis])
@@ -139,10 +141,6 @@ class ArrayRecords(ExampleSource):
                         "records out by max_bad_records",
                     ) from None
             raise error
-
-
-def _open(paths: list[str], number: int) -> _Shard:
-    return _Shard(paths[number])
 
 
 class _Shard:

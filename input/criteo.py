@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.splits import Data
-from .checks import check_at_least, check_share, eval_count
+from .checks import InputError, check_at_least
 from .files import listing
 from .synthetic_data.philox import generator, mix
 from .synthetic_data.planted import clicks, effects, power_law_ids
@@ -39,7 +39,7 @@ _CARDINALITIES = np.array(
 _EXPONENT = 1.1
 _TAIL = 1.5  # the integers' tail: most are small, the largest are millions
 _BIAS, _SIGNAL = -1.5, 1.5  # about a quarter clicks, as in the challenge
-_MISSING = 0.1  # share of the generated integers and categories
+_MISSING = 0.1  # fraction of the generated integers and categories
 _INTEGER_SAMPLES, _CATEGORY_SAMPLES, _LABEL_SAMPLES = range(3)
 
 
@@ -79,7 +79,8 @@ def load(
     check_at_least("examples", examples, 0)
     check_at_least("hash_buckets", hash_buckets, 2)
     check_at_least("max_bad_records", max_bad_records, 0)
-    check_share("eval_share", eval_share)
+    if not 0 < eval_share < 1:
+        raise InputError(f"{eval_share=:g} is not a share of the examples; use a number between 0 and 1, e.g. 0.1")
     if data_dir:
         integers, values, missing, labels = _read(data_dir, examples, max_bad_records)
     else:
@@ -87,7 +88,11 @@ def load(
     dense = np.log1p(np.maximum(integers, 0).astype(np.float32))
     categories = 1 + (mix(values.astype(np.uint64)) % np.uint64(hash_buckets - 1)).astype(np.int64)
     categories[missing] = 0
-    cut = len(labels) - eval_count(len(labels), eval_share, f"data_dir={data_dir}" if data_dir else f"{examples=}")
+    count = len(labels)
+    if count < 2:
+        source = f"data_dir={data_dir}" if data_dir else f"{examples=}"
+        raise InputError(f"{source} holds {count} usable records: expected at least 2, one for each split")
+    cut = count - min(max(round(count * eval_share), 1), count - 1)  # neither split is empty
 
     def selected(rows: slice):
         return {"dense": dense[rows], "categories": categories[rows]}, labels[rows]
@@ -130,8 +135,7 @@ def _generate(seed: int, examples: int) -> tuple[np.ndarray, ...]:
     integers = np.minimum((1 - samples[:, 0]) ** -_TAIL - 1, 2.0**31).astype(np.int64)
     integers[samples[:, 1] < _MISSING] = 0
     samples = generator(seed, _CATEGORY_SAMPLES).random((examples, 2, _CATEGORIES))
-    rows = _CARDINALITIES + 1
-    values = power_law_ids(samples[:, 0], rows, _EXPONENT)
+    values = power_law_ids(samples[:, 0], _CARDINALITIES + 1, _EXPONENT)
     missing = samples[:, 1] < _MISSING
     logits = np.where(missing, 0, effects(seed, values)).sum(1)
     # An integer's logarithm, roughly standardised, has one weight a column, as if it were id 0 of that column.

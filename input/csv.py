@@ -215,7 +215,6 @@ def _write(
     kinds: dict[str, str] | None,
     like: str | None,
 ) -> None:
-    """Writes the records of all files as Parquet, with their description."""
     paths = table_files.files.paths
     reading = Records(table_files, layouts, passes=1 if kinds else 2)
     columns: dict[str, InferredType] = {}
@@ -262,9 +261,8 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
     rest = schema.empty_table()
     # Plain pages are what NumPy reads; the checksums find flipped bits.
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
-    options["write_statistics"] = [
-        name for name, kind in kinds.items() if kind in ("int", "float")
-    ]  # see `ParquetTable.extremes`
+    # `ParquetTable.extremes` needs them; those of text would only take space.
+    options["write_statistics"] = [name for name, kind in kinds.items() if kind in ("int", "float")]
     with pq.ParquetWriter(pa.PythonFile(sink, "w"), schema, **options) as parquet:
         for path, batch in reading.tables():
             columns = []

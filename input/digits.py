@@ -66,5 +66,4 @@ def read_scans(path: str) -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{path}: expected the bundled digits, found: {cause}") from error
     if table.shape != (_SCANS, columns):
         raise InputError(f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
-    scans = table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE)
-    return scans, table[:, -1].astype(np.int32)
+    return table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE), table[:, -1].astype(np.int32)

@@ -77,7 +77,7 @@ def load(
     Raises:
       InputError: there are no files, or an argument is out of range.
     """
-    _check_share("min_area", min_area)
+    _check_fraction("min_area", min_area)
     form = ImageForm(size, channels, crop, pixels, orientation, max_pixels)
     train = labelled_files.find(data_dir, _KIND, image_headers.is_image, "data_dir")
     evaluation = eval_data_dir and labelled_files.find(
@@ -108,14 +108,14 @@ class ImageForm:
         check_at_least("max_pixels", self.max_pixels, 1)
         if self.channels not in (1, 3):
             raise InputError(f"channels={self.channels} is not possible; use 3 for colours or 1 for grey")
-        _check_share("crop", self.crop)
+        _check_fraction("crop", self.crop)
         if self.pixels not in _PIXELS:
             raise InputError(f"pixels={self.pixels} is unknown; use one of {', '.join(_PIXELS)}")
 
 
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise InputError(f"{name}={share:g} is not a share; use a number above 0, up to 1")
+def _check_fraction(name: str, fraction: float) -> None:
+    if not 0 < fraction <= 1:
+        raise InputError(f"{name}={fraction:g} is not a share; use a number above 0, up to 1")
 
 
 class Images(Source):
@@ -180,9 +180,8 @@ class Images(Source):
                 else:
                     tf.io.decode_image(content, expand_animations=False)
         except tf.errors.InvalidArgumentError as error:
-            why = re.sub(
-                r"\{\{.*?\}\} *", "", next(iter(error.message.splitlines()), "")
-            )  # without the kernel's position
+            first_line = next(iter(error.message.splitlines()), "")
+            why = re.sub(r"\{\{.*?\}\} *", "", first_line)  # without the kernel's position in the graph
             raise self._bad(example, f"does not decode ({why.rstrip('.')})") from None
         self._decodes[example] = True
 
@@ -201,10 +200,8 @@ class Images(Source):
             examples = examples.map(self._image, num_parallel_calls=_SIDE_BY_SIDE)
             return examples.batch(tf.shape(contents, tf.int64)[0]).get_single_element()
 
-        def no_images():
-            return tf.zeros([0, *spec.shape], spec.dtype)
-
-        return tf.cond(tf.size(contents) > 0, images, no_images), labels
+        # Of no images, the data set would have no element to get.
+        return tf.cond(tf.size(contents) > 0, images, lambda: tf.zeros([0, *spec.shape], spec.dtype)), labels
 
     def _image(self, stored, seed):
         """Makes an example of what `_whole_file` returns; [size, size, channels]."""
@@ -270,8 +267,7 @@ class Images(Source):
         is_turned, from_below, from_right = _turns(orientation)
         shape = tf.concat([tf.where(is_turned, shape[1::-1], shape[:2]), shape[2:]], 0)
         first, extent = self._upright_window(shape, seed)
-        mirrored = tf.stack([from_below, from_right])
-        first = tf.where(mirrored, shape[:2] - first - extent, first)
+        first = tf.where(tf.stack([from_below, from_right]), shape[:2] - first - extent, first)
         return tf.concat([tf.where(is_turned, part[::-1], part) for part in (first, extent)], 0)
 
     def _upright_window(self, shape, seed):

@@ -199,7 +199,6 @@ def _batches(pieces: Iterator[tokens.TextPiece], done: Callable[[int], None]) ->
 
 
 def _pieces(files: Files, documents: str) -> Iterator[tokens.TextPiece]:
-    """Yields the text of all files, in order."""
     for number, path in enumerate(files.paths):
         with files.stream(number) as stream:
             at = len(_BYTE_ORDER_MARK) if stream.read(len(_BYTE_ORDER_MARK)) == _BYTE_ORDER_MARK else 0

@@ -114,6 +114,7 @@ class TFRecords(ExampleSource):
             starts, shard_lengths = self._index.find(shard, its_numbers)
             sizes = shard_lengths + (HEADER_BYTES + FOOTER_BYTES)
             lengths.append(shard_lengths)
+            # Consecutive records, as of a chunk, are one read.
             if len(rows) > 1 and (np.diff(its_numbers) == 1).all():
                 first = int(starts[0])
                 block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)

@@ -80,6 +80,7 @@ class _Agent(RestartLoop):
         self._name = config.cluster.task if config.cluster else "the run"
         record = RunDir(config.run_dir).events if config.run_dir else None
         ages = recorded_restarts(record) if record else ()
+        # By the monotonic clock: one that is set meanwhile changes no count.
         before = [time.monotonic() - age for age in ages]
         rule = Synchronous(config.max_restarts, WINDOW_SECONDS, 0.0, before=before, restarts="it starts again")
         super().__init__(rule, children, TaskMemory(1), record)
@@ -117,6 +118,7 @@ class _Agent(RestartLoop):
         if self._members and (lock := self._config.tasks.lock):
             lock.release()  # the fork still has it
         if self._stop_signal:
+            # One that came during the fork found no child to be passed on to.
             child.send(self._stop_signal)
         ending = TaskExit(self._name, child.wait())
         self._child = None  # a signal is not passed on to a process id that may be another's
@@ -126,6 +128,7 @@ class _Agent(RestartLoop):
         code = None
         if self._stop_signal and (ending.code < 0 or ending.code == EXIT_REGROUP):
             code = self._exit_code_when_stopped(self._stop_signal)
+        # A task that has saved on a request, as with a notice of preemption, is not started again.
         elif self._stop_signal or not ending.code or (ending.ended_on_request and ending.code > 0):
             code = ending.code
         elif ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
@@ -144,6 +147,7 @@ class _Agent(RestartLoop):
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while not self._stop_signal and (left := until - time.monotonic()) > 0:
+            # In short sleeps: Python continues one that a signal's handler has interrupted (PEP 475).
             time.sleep(min(left, 0.1))
 
     def print(self, line: str) -> None:
@@ -154,7 +158,6 @@ class _Agent(RestartLoop):
             super()._record_restart(ending, at)
 
     def _agree(self) -> Config:
-        """Agrees on the workers of the next attempt; returns its configuration."""
         cluster = self._members.agree(lambda: self._stop_signal is not None) if self._members else None
         if self._members and not cluster and not self._stop_signal:
             least = f"min_workers={self._config.min_workers}"

@@ -21,8 +21,8 @@ from .benchmark.result import check_baseline_work
 from .cluster import rendezvous, servers, tasks
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
+from .dashboard import report
 from .host import exits, process, signals
-from .monitor import report
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 

@@ -42,8 +42,10 @@ COMMANDS = {
         "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop.",
         "the request is taken back",
     ),
-    "monitor": Command("crankshaft.launch.monitor.server", "Show running and finished runs on a page."),
-    "report": Command("crankshaft.launch.monitor.report", "Print a benchmark's result as Markdown, or write the page."),
+    "monitor": Command("crankshaft.launch.dashboard.server", "Show running and finished runs on a page."),
+    "report": Command(
+        "crankshaft.launch.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
+    ),
 }
 
 

@@ -31,7 +31,6 @@ from .command_line.rules import Boolean, Integer, Number, flag
 from .failures import UsageError, print_line
 
 _PROGRAM = "crankshaft local"
-_TRAIN = ("-m", "crankshaft", "train")
 _LISTENING = {  # by whether sockets can be bound to loopback once they listen
     True: "TensorFlow's servers run code for whoever can log in to this machine; to keep others out, start this by "
     "unshare -rn sh -c 'ip link set lo up; exec crankshaft local ...'",
@@ -111,27 +110,31 @@ def main(argv: list[str]) -> int:
     command = _read_command(job, argv[cut + 1 :])
     if command.imports:
         temporary_folder()  # TensorFlow's import needs one in each task, and here the mistake is one line
-    supervisor = _supervisor(job, command, os.environ)
-    supervisor.print(_LISTENING[listeners.can_refuse_hosts()])
-    return supervisor.run()
-
-
-def _supervisor(job: LocalFlags, command: _Command, environment: Mapping[str, str]) -> Supervisor:
     rule = restarts.Servers if job.ps else restarts.Synchronous
     here = command.run_dir if command.run_dir and "://" not in command.run_dir else None
-    return Supervisor(
-        task_specs(job, environment, None if command.names_gpus else resources.visible_gpus(environment)),
+    for_all_tasks = {
+        # TensorFlow reads it as it is imported, before the task's own --debug is parsed.
+        "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1" if command.debug else "3"),
+        SECRET: os.environ.get(SECRET) or secrets.token_hex(),
+        # Output is a pipe's, which Python would hold back in blocks: lines would come late, and a killed task's never.
+        "PYTHONUNBUFFERED": "1",
+    }
+    allows_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # https://no-color.org
+    supervisor = Supervisor(
+        task_specs(job, os.environ, None if command.names_gpus else resources.visible_gpus(os.environ)),
         [sys.executable, *command.start, *command.arguments, f"--strategy={job.strategy}"],
         command.rest,
         rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
-        environment={**environment, **_for_all_tasks(environment, command.debug)},
+        environment={**os.environ, **for_all_tasks},
         log_dir=RunDir(here).logs if here else None,
         events=RunDir(here).events if here else None,
-        coloured=(_is_coloured(1, environment), _is_coloured(2, environment)),
+        coloured=(allows_colour and os.isatty(1), allows_colour and os.isatty(2)),
         grace_seconds=job.grace_seconds,
         forks=command.imports,
         stopped_seconds=children.stopped_seconds(command.step_timeout_seconds),
     )
+    supervisor.print(_LISTENING[listeners.can_refuse_hosts()])
+    return supervisor.run()
 
 
 def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
@@ -142,7 +145,7 @@ def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
         )
     start, words = command_flags.split_program(arguments)
     command_flags.check_script_exists(start)
-    start = start or _TRAIN
+    start = start or ("-m", "crankshaft", "train")
     try:
         given = parsing.train_flags(words)
     except UsageError:  # the tasks report it
@@ -164,6 +167,7 @@ def _read_command(job: LocalFlags, arguments: list[str]) -> _Command:
     compares, names_gpus = "fail_below" in given.get("benchmark_arg", {}), "gpus" in given
     imports, debug = start[0] == "-m", given.get("debug", False)
     if not imports:
+        # By its text: an import would execute it.
         with open(start[0], encoding="utf-8", errors="replace") as file:
             imports = bool(re.search(r"tensorflow|keras|crankshaft", file.read()))
     timeout = given.get("step_timeout_seconds")
@@ -211,17 +215,3 @@ def _divide_gpus(job: LocalFlags, tasks: list[tuple[str, int]], gpus: int) -> di
         )
         return without
     return without | {task: str(number % gpus) for number, task in enumerate(workers)}
-
-
-def _for_all_tasks(environment: Mapping[str, str], debug: bool) -> dict[str, str]:
-    quiet = "1" if debug else "3"  # TensorFlow reads it as it is imported
-    return {
-        "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", quiet),
-        SECRET: environment.get(SECRET) or secrets.token_hex(),
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def _is_coloured(stream: int, environment: Mapping[str, str]) -> bool:
-    allowed = not environment.get("NO_COLOR") and environment.get("TERM") != "dumb"  # https://no-color.org
-    return os.isatty(stream) and allowed

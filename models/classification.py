@@ -48,10 +48,10 @@ class Classifier(Trainer):
     def metrics(self, outputs, batch) -> dict:
         _, labels = batch
         predicted = tf.argmax(outputs, axis=-1)  # int64: int32 would be compared on the host, which waits for the GPU
-        metrics = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)), direction="max")}
-        return (
-            metrics if outputs.shape[-1] > FEW_CLASSES else {**metrics, "confusion": confusion_matrix(labels, outputs)}
-        )
+        metrics: dict = {"accuracy": mean(tf.equal(predicted, tf.cast(labels, tf.int64)), direction="max")}
+        if outputs.shape[-1] <= FEW_CLASSES:
+            metrics["confusion"] = confusion_matrix(labels, outputs)
+        return metrics
 
 
 def _check_class_weight(weights, classes: int | None) -> None:

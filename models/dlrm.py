@@ -44,17 +44,15 @@ class Model(Tabular):
 
     def build_model(self) -> tf.keras.Model:
         vectors = tf.keras.Input([len(self.fields), self.width], name="embedded")
-        inputs, parts = {"embedded": vectors}, []
+        inputs = {"embedded": vectors}
         if self.num_numbers:
             inputs["numbers"] = tf.keras.Input([self.num_numbers], name="numbers")
-            numbers = relu_layers(inputs["numbers"], (*self.bottom_units, self.width), "bottom")
-            vectors = tf.keras.layers.Concatenate(axis=1)([tf.keras.layers.Reshape([1, self.width])(numbers), vectors])
-            parts.append(numbers)
+            first = relu_layers(inputs["numbers"], (*self.bottom_units, self.width), "bottom")
+            vectors = tf.keras.layers.Concatenate(axis=1)([tf.keras.layers.Reshape([1, self.width])(first), vectors])
         else:
-            parts.append(tf.keras.layers.Flatten()(vectors))
-        parts.append(Products(name="products")(vectors))
-        x = tf.keras.layers.Concatenate()(parts)
-        x = relu_layers(x, self.top_units, "top")
+            first = tf.keras.layers.Flatten()(vectors)
+        products = Products(name="products")(vectors)
+        x = relu_layers(tf.keras.layers.Concatenate()([first, products]), self.top_units, "top")
         return tf.keras.Model(inputs, tf.keras.layers.Dense(1, name="output")(x), name="dlrm")
 
     def forward(self, features, training: bool):

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 @runtime_checkable
 class Generates(Protocol):
-    """A Keras model that predicts a row's next token, and caches what it computed for the tokens before.
+    """A Keras model that predicts a sequence's next token, and caches what it computed for the tokens before.
 
     Attributes:
       context: the largest number of tokens to which it attends.
@@ -25,7 +25,7 @@ class Generates(Protocol):
         """Returns an empty cache: a nest of tensors with room for `context` tokens, such as their keys and values.
 
         Args:
-          batch: number of rows, the first axis of each tensor. The other axes are static.
+          batch: number of sequences, the first axis of each tensor. The other axes are static.
         """
 
     def next_logits(self, tokens: tf.Tensor, cache: Any, position: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -43,41 +43,41 @@ class Generates(Protocol):
 
 
 class GenerationState(NamedTuple):
-    """How far a row of tokens has been read: the cache is of the tokens [start, end)."""
+    """How far a sequence of tokens has been read: the cache is of the tokens [start, end)."""
 
     cache: Any
     start: tf.Tensor
     end: tf.Tensor
 
 
-def begin_reading(model: Generates, row: tf.Tensor) -> GenerationState:
-    """Returns the state from which `read` reads the last `context` tokens of a row, int32 [batch, n]."""
-    start = tf.maximum(tf.shape(row)[1] - model.context, 0)
-    return GenerationState(model.empty_cache(row.shape[0] or tf.shape(row)[0]), start, start)
+def begin_reading(model: Generates, sequence: tf.Tensor) -> GenerationState:
+    """Returns the state from which `read` reads the last `context` tokens of a sequence, int32 [batch, n]."""
+    start = tf.maximum(tf.shape(sequence)[1] - model.context, 0)
+    return GenerationState(model.empty_cache(sequence.shape[0] or tf.shape(sequence)[0]), start, start)
 
 
-def read(model: Generates, row: tf.Tensor, reading: GenerationState) -> tuple[tf.Tensor, GenerationState]:
-    """Reads the rest of a row.
+def read(model: Generates, sequence: tf.Tensor, reading: GenerationState) -> tuple[tf.Tensor, GenerationState]:
+    """Reads the rest of a sequence.
 
-    Positions are counted from `start`. A row that has grown beyond the context is therefore read again from its last
-    context / 2 tokens on: the older half is dropped at once, and the cache lasts for as many new tokens.
+    Positions are counted from `start`. A sequence that has grown beyond the context is therefore read again from its
+    last context / 2 tokens on: the older half is dropped at once, and the cache lasts for as many new tokens.
 
     Args:
-      row: int32 [batch, n], with tokens that are not yet read.
+      sequence: int32 [batch, n], with tokens that are not yet read.
 
     Returns:
-      Logits, float32 [batch, vocabulary], of the token that follows the row, and the state at the row's end.
+      Logits, float32 [batch, vocabulary], of the token that follows the sequence, and the state at the sequence's end.
     """
-    count = tf.shape(row)[1]
+    count = tf.shape(sequence)[1]
     is_full = count - reading.start > model.context
     start = tf.where(is_full, count - max(model.context // 2, 1), reading.start)
     first = tf.where(is_full, start, reading.end)
-    logits, cache = model.next_logits(row[:, first:], reading.cache, first - start)
+    logits, cache = model.next_logits(sequence[:, first:], reading.cache, first - start)
     return tf.cast(logits, tf.float32), GenerationState(cache, start, count)
 
 
 def choose(logits, temperature, top_k, seed) -> tf.Tensor:
-    """Chooses a token for each row, int32 [batch]: the same for the same seed, on any device.
+    """Chooses a token for each sequence, int32 [batch]: the same for the same seed, on any device.
 
     Args:
       logits: float32 [batch, vocabulary].
@@ -101,19 +101,19 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
 def generate(
     distribution: tf.distribute.Strategy,
     model: Generates,
-    row: Sequence[int],
+    sequence: Sequence[int],
     *,
     temperature: float = 1.0,
     top_k: int = 0,
     seed: int = 0,
 ) -> Iterator[int]:
-    """Yields the tokens that follow a row, without end.
+    """Yields the tokens that follow a sequence, without end.
 
     Every replica computes each token, because a model sharded over replicas sums across them. Such sums may not be in a
     loop within replica code, so the loop is here, on the host. All processes have to take the same number of tokens.
 
     Args:
-      row: the prompt: one token or more.
+      sequence: the prompt: one token or more.
       temperature: see `choose`.
       top_k: see `choose`.
       seed: with the number of tokens so far, it decides which token is sampled.
@@ -121,28 +121,28 @@ def generate(
     scalars = tf.constant(temperature, tf.float32), tf.constant(top_k, tf.int32), tf.constant(seed, tf.int64)
 
     @tf.function(autograph=False)
-    def begin(row):
-        return distribution.run(lambda row: begin_reading(model, row), args=(row,))
+    def begin(sequence):
+        return distribution.run(lambda sequence: begin_reading(model, sequence), args=(sequence,))
 
     @tf.function(autograph=False)
-    def step(row, reading, *scalars):
-        tokens, reading = distribution.run(lambda *args: _next_tokens(model, *args), args=(row, reading, *scalars))
+    def step(sequence, reading, *scalars):
+        tokens, reading = distribution.run(lambda *args: _next_tokens(model, *args), args=(sequence, reading, *scalars))
         return distribution.experimental_local_results(tokens)[0][0], reading
 
-    row, spec = list(row), tf.TensorSpec([1, None], tf.int32)
-    reading = begin.get_concrete_function(spec)(tf.constant([row], tf.int32))
+    sequence, spec = list(sequence), tf.TensorSpec([1, None], tf.int32)
+    reading = begin.get_concrete_function(spec)(tf.constant([sequence], tf.int32))
     next_token = step.get_concrete_function(spec, reading, *scalars)  # one for any length
     while True:
-        token, reading = next_token(tf.constant([row], tf.int32), reading, *scalars)
-        row.append(int(token))
-        yield row[-1]
+        token, reading = next_token(tf.constant([sequence], tf.int32), reading, *scalars)
+        sequence.append(int(token))
+        yield sequence[-1]
 
 
 def _next_tokens(
-    model: Generates, row, reading: GenerationState, temperature, top_k, seed
+    model: Generates, sequence, reading: GenerationState, temperature, top_k, seed
 ) -> tuple[tf.Tensor, GenerationState]:
-    """Returns the token that follows each row, int32 [batch], and the state at the rows' end."""
-    logits, reading = read(model, row, reading)
+    """Returns the token that follows each sequence, int32 [batch], and the state at the sequences' end."""
+    logits, reading = read(model, sequence, reading)
     position = tf.cast(reading.end, tf.int64)
     return choose(logits, temperature, top_k, tf.stack([seed, position])), reading
 
@@ -154,15 +154,15 @@ def signatures(model: Generates) -> dict[str, Callable]:
     `generate` takes tokens, the number of new ones and the scalars of `choose`; it returns `tokens` with the new ones
     appended, int32 [batch, n + num_tokens].
     """
-    rows = tf.TensorSpec([None, None], tf.int32, "tokens")
+    sequences = tf.TensorSpec([None, None], tf.int32, "tokens")
 
-    @tf.function(input_signature=[rows], autograph=False)
+    @tf.function(input_signature=[sequences], autograph=False)
     def next_token_logits(tokens):
         return {"logits": read(model, _check_tokens(tokens), begin_reading(model, tokens))[0]}
 
     @tf.function(
         input_signature=[
-            rows,
+            sequences,
             tf.TensorSpec([], tf.int32, "num_tokens"),
             tf.TensorSpec([], tf.float32, "temperature"),
             tf.TensorSpec([], tf.int32, "top_k"),
@@ -171,21 +171,21 @@ def signatures(model: Generates) -> dict[str, Callable]:
         autograph=False,
     )
     def generated(tokens, num_tokens, temperature, top_k, seed):
-        def body(row, reading):
-            token, reading = _next_tokens(model, row, reading, temperature, top_k, seed)
-            return tf.concat([row, token[:, tf.newaxis]], 1), reading
+        def body(sequence, reading):
+            token, reading = _next_tokens(model, sequence, reading, temperature, top_k, seed)
+            return tf.concat([sequence, token[:, tf.newaxis]], 1), reading
 
         tokens = _check_tokens(tokens)
         reading = begin_reading(model, tokens)
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape([None, *x.shape[1:]] if x.shape.rank else []), reading)
-        row, _ = tf.while_loop(
+        sequence, _ = tf.while_loop(
             lambda *_: True,
             body,
             (tokens, reading),
             shape_invariants=(tf.TensorShape([None, None]), shapes),
             maximum_iterations=num_tokens,
         )
-        return {"tokens": row}
+        return {"tokens": sequence}
 
     return {"next_token_logits": next_token_logits, "generate": generated}
 

@@ -120,6 +120,7 @@ class Tabular(Trainer):
         """Returns the ids of examples, int64 [batch, fields]; fields share an id only with a probability of 2^-64."""
         if self.accepts_any_id:
             return hashing.by_column(self.columns(features))
+        # In the table, each field's rows begin after those of the fields before it.
         firsts = [sum(field.rows for field in self.fields[:i]) for i in range(len(self.fields))]
         return self.columns(features) + firsts
 

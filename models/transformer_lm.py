@@ -182,6 +182,7 @@ class Decoder(tf.keras.Model):
 
     def build(self, input_shape):
         inner = (*input_shape, self.embedding.size)
+        # A tied table is the embedding and the logits at once, and is built once.
         for layer in {id(x): x for x in (self.embedding, self.positions, self.logits) if x is not None}.values():
             layer.build(input_shape)
         for layer in (*self.blocks, self.norm):

@@ -56,9 +56,8 @@ class Model(Tabular):
 
         self.embedding = self.table("embedding", self.width + 1, initializer=rows)
         if self.pairs:
-            zeros = embeddings.zeros()
             self.cross_table = Embedding(
-                "crosses", self.cross_buckets, 1, combiner="sum", hash_ids=True, initializer=zeros
+                "crosses", self.cross_buckets, 1, combiner="sum", hash_ids=True, initializer=embeddings.zeros()
             )
 
     def build_model(self) -> tf.keras.Model:
@@ -79,20 +78,16 @@ class Model(Tabular):
             inputs["numbers"] = self.numbers(features)
         outputs = tf.cast(self.model(inputs, training=training), tf.float32) + tf.reduce_sum(wide, 1)
         if self.pairs:
-            outputs += self.cross_table(self._crossed(features))
+            # A number for each pair of ids, which no other pair of fields has. An overflow is a hash as well.
+            columns, number = self.columns(features), len(self.pairs)
+            one, other = (tf.gather(columns, indices, axis=1) for indices in zip(*self.pairs, strict=True))
+            crossed = one * [self.fields[b].rows for _, b in self.pairs] + other
+            outputs += self.cross_table(crossed * number + tf.range(number, dtype=tf.int64))
         return outputs[:, 0]
 
     @property
     def needs_capacity(self) -> bool:
         return bool(self.crosses and self.table_capacity)  # crosses are hashed by the capacity
-
-    def _crossed(self, features: dict) -> tf.Tensor:
-        """Returns a number for each pair of ids, int64 [batch, pairs]; no two pairs of fields share a number."""
-        columns, number = self.columns(features), len(self.pairs)
-        one, other = (tf.gather(columns, indices, axis=1) for indices in zip(*self.pairs, strict=True))
-        # An overflow is a hash as well.
-        crossed = one * [self.fields[b].rows for _, b in self.pairs] + other
-        return crossed * number + tf.range(number, dtype=tf.int64)
 
     def _find_pairs(self) -> list[tuple[int, int]]:
         """Returns the crosses, as pairs of their fields' indices."""

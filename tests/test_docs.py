@@ -17,7 +17,7 @@ import benchmarks.__main__
 from crankshaft.launch import ask, local, prepare
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
-from crankshaft.launch.monitor import report, server
+from crankshaft.launch.dashboard import report, server
 from crankshaft.launch.plan import main as plan
 from tests.conftest import IN_MAKE_TEST
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
@@ -29,7 +29,7 @@ OF_COMMAND = {
     "local": set(fields(local.LocalFlags)),
     "plan": set(fields(plan.PlanFlags)) | OF_TRAIN,
     "prepare": set(fields(prepare.PrepareFlags)),
-    "monitor": set(fields(server.MonitorFlags)),
+    "monitor": set(fields(server.DashboardFlags)),
     "report": set(fields(report.ReportFlags)),
     "ask": set(fields(ask.AskFlags)),
 }
@@ -199,7 +199,7 @@ COMMANDS = (
     "local.py",
     "ask.py",
     "prepare.py",
-    "monitor",
+    "dashboard",
     "benchmark",
     "plan",
     "command_line/command_flags.py",

@@ -135,6 +135,7 @@ def _read_class_folders(
                 f"{os.path.join(inside, other)} is of a kind that is not read; convert it to one of {kind.expected}, "
                 "or move it elsewhere"
             )
+        # In reverse, as a later entry replaces an earlier one: of several names of a file the first stays.
         paths = {entry.resolved: entry.path for entry in sorted(entries, key=lambda entry: entry.path, reverse=True)}
         unnamed = [path for path in paths.values() if "." not in os.path.basename(path)]
         files = storage.Files(unnamed)
@@ -156,9 +157,8 @@ def _read_class_folders(
 
 def _read_list(path: str) -> list[tuple[str, str]]:
     """Returns (path, label) of each line of a list."""
-    files = storage.Files([path])
     try:
-        lines = files.read(0).decode("utf-8-sig").splitlines()
+        lines = storage.Files([path]).read(0).decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}); write it again"

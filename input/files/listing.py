@@ -20,9 +20,8 @@ _PACKED = re.compile(r"(.*)\.(bz2|xz|zst|zstd|lz4|z|zip|7z|rar|tar|tgz)")  # not
 _TEMPORARY = re.compile(
     r".*(~|\.(bak|backup|orig|old|sw[nop]|part|partial|crdownload)|\.(tmp|temp)(\.[0-9a-f]+)?|\.incomplete(\..*)?)|#.*#|~\$.*"
 )
-_OURS = re.compile(
-    r".*\.(index|lock|crc|md5|sha1|sha256|sha512)|features\.json|prepare\.jsonl"
-)  # beside shards, never data
+# Beside shards, never data.
+_OURS = re.compile(r".*\.(index|lock|crc|md5|sha1|sha256|sha512)|features\.json|prepare\.jsonl")
 _SET_MEMBER = re.compile(r"(.*?)-([0-9]{4,})-of-([0-9]{4,})(?![0-9]).*", re.DOTALL)
 _SPLITS = {"data_dir": ("train", "training"), "eval_data_dir": ("validation", "valid", "val", "eval", "dev", "test")}
 SPLITS = (*_SPLITS["data_dir"], *_SPLITS["eval_data_dir"])  # as files and folders are named
@@ -81,8 +80,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
     paths_by_target: dict[str, str] = {}
     for pattern in patterns(data_dir):
         left_out: dict[str, list[str]] = collections.defaultdict(list)
-        listed = in_folder if is_folder(pattern) else _matching
-        entries = listed(pattern, kind, flag, left_out)
+        entries = (in_folder if is_folder(pattern) else _matching)(pattern, kind, flag, left_out)
         if not entries:
             raise InputError(f"{flag}={pattern}: expected {kind.expected}, found {describe_path(pattern)}")
         for entry in entries:
@@ -189,6 +187,7 @@ def walk(folder: str, subfolders: str, left_out: dict[str, list[str]]) -> Iterat
 
     `left_out` receives the names of the other folders.
     """
+    # With the real paths above each, since a link to one of them would be followed for ever.
     reading = [(folder, frozenset({os.path.realpath(folder)}))]
     for path, above in reading:  # grows during the loop
         files, folders = files_and_folders(path)
@@ -315,10 +314,9 @@ def _check_sets(entries: list[ListedFile], flag: str, is_folder: bool) -> None:
         count, parts = next(iter(by_count.items()))
         if twice := next((paths for paths in parts.values() if len(paths) > 1), None):
             raise InputError(f"{twice[0]} and {twice[1]} are one part of a set of {count}; remove one of them")
-        first = 1 if 0 not in parts and count in parts else 0  # numbered from 1
-        missing = [number for number in range(first, first + count) if number not in parts]
-        missing = missing if len(parts) < count else []
-        if missing:
+        if len(parts) < count:
+            first = 1 if 0 not in parts and count in parts else 0  # numbered from 1
+            missing = [number for number in range(first, first + count) if number not in parts]
             there = next(iter(parts.values()))[0]
             names = prefix + re.sub(r"-[0-9]+", f"-{missing[0]:05d}", there[len(prefix) :], count=1)
             names += f" and {len(missing) - 1} more" if missing[1:] else ""

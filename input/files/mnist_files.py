@@ -70,5 +70,4 @@ def _download(keras_name: str):
 
 
 def _to_examples(images: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    features = np.divide(images, np.float32(255), dtype=np.float32)
-    return features[..., np.newaxis], labels.astype(np.int32)
+    return np.divide(images, np.float32(255), dtype=np.float32)[..., np.newaxis], labels.astype(np.int32)

@@ -31,7 +31,6 @@ from ..checks import InputError
 
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
 _OPEN_FILES = 256  # at once
-_OPEN_SHARE = 4  # a quarter of a process's files, 1,024 by default: other data and libraries need some too
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16  # size of a sampled piece in a digest of the contents
@@ -130,8 +129,7 @@ class Files:
         self.sizes = [state.nbytes for state in states]
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
-        opened = functools.partial(_open, self.paths, self.sizes)
-        self._file = functools.lru_cache(open_files(_OPEN_FILES))(opened)
+        self._file = functools.lru_cache(open_files(_OPEN_FILES))(functools.partial(_open, self.paths, self.sizes))
 
     def only(self, numbers: Sequence[int]) -> Files:
         """Returns some of the files, in their original state."""
@@ -229,8 +227,9 @@ class Files:
 
 
 def open_files(most: int) -> int:
-    """Returns the number of files that may stay open: at most so many, and a share of this process's limit."""
-    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OPEN_SHARE))
+    """Returns the number of files that may stay open: at most so many, and a quarter of this process's limit."""
+    # The limit is 1,024 by default, and other data and libraries need some too.
+    return max(1, min(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
 def _open(paths: list[str], sizes: list[int], number: int) -> _Local | _Remote:
@@ -261,11 +260,6 @@ class _Stream(io.RawIOBase):
             buffer[:wanted] = self._files.pread(self._number, self._at, wanted)
         self._at += wanted
         return wanted
-
-
-def file_size(path: str) -> int:
-    """Returns a file's bytes. Raises `InputError` if it is not a readable regular file."""
-    return file_state(path).nbytes
 
 
 def file_state(path: str) -> State:
@@ -303,6 +297,7 @@ class _Local:
         return data
 
     def pread_each(self, offsets: list[int], lengths: list[int]) -> list[bytes]:
+        # One call for each: for files in the page cache that is faster than fewer, larger reads.
         pread, descriptor = os.pread, self._descriptor
         pieces = [pread(descriptor, length, offset) for offset, length in zip(offsets, lengths, strict=True)]
         if [*map(len, pieces)] != lengths:

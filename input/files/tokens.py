@@ -108,6 +108,7 @@ class Vocabulary:
                 f"tokenizer={self._path} is not a vocabulary ({str(error)[:80]}); give a JSON that Tokenizer.save of "
                 "the library tokenizers has written, or tokenizer=bytes"
             ) from None
+        # A saved vocabulary may ask for both, which would shorten or fill up documents.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
@@ -122,7 +123,7 @@ class Vocabulary:
 
     @functools.cached_property
     def separator(self) -> int:
-        count = self._vocabulary_size
+        count = self._vocabulary_size  # raises for a vocabulary without tokens, before a token is looked up
         token = self._tokenizer.token_to_id(self._separator) if self._separator else count
         if token is None:
             raise InputError(
@@ -170,9 +171,8 @@ def tokenizer(name: str, separator: str) -> Bytes | Vocabulary:
             raise InputError(f"separator={separator} is a token's name, and bytes have none; leave it out")
         return Bytes()
     path = os.path.expanduser(name)
-    files = Files([path])
     try:
-        text = files.read(0).decode()
+        text = Files([path]).read(0).decode()
     except UnicodeDecodeError:
         raise InputError(f"tokenizer={path} is not text, and so no JSON of a vocabulary; give one") from None
     try:

@@ -6,7 +6,7 @@ Castagnoli's polynomial (RFC 3720, section 12.1); the mask is that of TensorFlow
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -40,11 +40,3 @@ def length_checksums(lengths: np.ndarray) -> np.ndarray:
     """Returns the masked checksums of TFRecords' lengths, [n] uint64: eight bytes each."""
     octets = np.ascontiguousarray(lengths, "<u8").tobytes()
     return record_checksums([octets[start : start + 8] for start in range(0, len(octets), 8)])
-
-
-def whole_file(read: Callable[[int, int], bytes], size: int, piece: int = 1 << 20) -> int:
-    """Returns the checksum of a file; `read` takes a number of bytes and an offset."""
-    checksum = 0
-    for offset in range(0, size, piece):
-        checksum = crc32c(read(offset, min(piece, size - offset)), checksum)
-    return checksum

@@ -23,7 +23,6 @@ from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shard_files import check_same_features, data_from_splits
 
 _MAGIC = b"\x1f\x8b"  # of gzip
-_COMPRESSION = "GZIP"
 _SAMPLED_FILES = 8
 
 
@@ -61,7 +60,7 @@ def open_splits(
     parse = in_graph(parsed)
     check_same_features(train, evaluation or [])
     streams = [
-        paths and streamed.records(paths, parse, compression=_COMPRESSION, contents=f" {storage.Files(paths).sample}")
+        paths and streamed.records(paths, parse, compression="GZIP", contents=f" {storage.Files(paths).sample}")
         for paths in (train, evaluation)
     ]
     return data_from_splits(streams, parsed, num_classes)

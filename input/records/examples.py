@@ -16,24 +16,13 @@ from .features import Features, NotAnExampleError, RecordFeature, Stored, nested
 SAMPLES = 64  # records from which features are inferred
 
 
-class WrongRecordError(ValueError):
-    """A record does not have the expected features.
-
-    Args:
-      line: the finding, of the form "has ..., and ...".
-    """
-
-    def __init__(self, index: int, line: str):
-        super().__init__(line)
-        self.index = index
-
-
 class ExampleSource(Source):
-    """Records of files, each a serialized Example."""
+    """Records of files, each a serialized Example. May be read by several threads at once."""
 
     def __init__(self, features: Features):
         self.element_spec = features.element_spec
-        self._parser = Parser(features)
+        self._features = features
+        self._parse: Callable[[Any], Any] | None = None  # in a graph, once
 
     @abc.abstractmethod
     def records(self, indices: np.ndarray) -> list[bytes]:
@@ -58,29 +47,9 @@ class ExampleSource(Source):
         """Returns a record's file and number, for messages."""
 
     def read(self, indices: np.ndarray) -> Any:
-        records = self.records(indices)
-        try:
-            return self._parser.parse(records)
-        except WrongRecordError as error:
-            index = int(indices[error.index])
-            raise BadRecordError(
-                index,
-                f"{self.locate(index)} {error}; correct features.json, write the record again, or leave such records "
-                "out by max_bad_records",
-            ) from None
-
-
-class Parser:
-    """Parses records. May be called by several threads at once."""
-
-    def __init__(self, features: Features):
-        self._features = features
-        self._parse: Callable[[Any], Any] | None = None  # in a graph, once
-
-    def parse(self, records: list[bytes]) -> Any:
-        """Returns records as arrays, a nest [n, ...]. Raises `WrongRecordError`."""
         import tensorflow as tf
 
+        records = self.records(indices)
         try:
             with tf.device("CPU:0"):
                 if self._parse is None:
@@ -89,12 +58,17 @@ class Parser:
                     self._parse = parse.get_concrete_function()  # whose traces TensorFlow does not count
                 return tf.nest.map_structure(lambda x: x.numpy(), self._parse(tf.constant(records, tf.string)))
         except tf.errors.InvalidArgumentError:
-            for index, record in enumerate(records):
-                if line := self.mismatch(record):
-                    raise WrongRecordError(index, line) from None
+            # TensorFlow's error names no record of the batch.
+            for index, record in zip(indices.tolist(), records, strict=True):
+                if fault := self._fault(record):
+                    raise BadRecordError(
+                        index,
+                        f"{self.locate(index)} {fault}; correct features.json, write the record again, or leave such "
+                        "records out by max_bad_records",
+                    ) from None
             raise
 
-    def mismatch(self, record: bytes) -> str | None:
+    def _fault(self, record: bytes) -> str | None:
         """Returns the problem of a record, "has ..., and ...", or None."""
         features = [*self._features.by_name.values()]
         if self._features.raw:

@@ -130,7 +130,7 @@ def find(paths: list[str], texts: tuple[str, ...], label: str, weight: str, samp
             logging.warning(
                 "left out, as less than half of the records that were looked at have it: %s; if it is to be read, name "
                 "all that is by input_arg=features=...",
-                ", ".join(f"{name} ({share})" for name, share in rare.items()),
+                ", ".join(f"{name} ({count})" for name, count in rare.items()),
             )
         logging.warning(
             "features as the records look: %s; write a %s beside the files, or input_arg=features=..., if they are "
@@ -197,8 +197,7 @@ def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
             raise InputError(f"{path}: {name} is stored as {stored!r:.40}; use bytes, float or int64 (text: bytes)")
         by_name[name] = RecordFeature(name, stored, Spec(tuple(shape), dtype))
     if "example" not in content or label or weight:
-        names = (label or content.get("label", ""), weight or content.get("weight", ""))
-        example = _example([*by_name], *names, path)
+        example = _example([*by_name], label or content.get("label", ""), weight or content.get("weight", ""), path)
     else:
         example = content["example"]
         if strange := [name for name in names_in(example) if name not in by_name]:

@@ -17,7 +17,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import Files, file_size, new_file
+from ..files.storage import Files, file_state, new_file
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -135,20 +135,15 @@ def _read(files: Files, number: int) -> ShardIndex | None:
     """Reads a shard's index; returns None if it is missing, truncated or another file's."""
     path = files.paths[number] + SUFFIX
     try:
-        size = file_size(path)
+        size = file_state(path).nbytes
     except InputError:
         return None
-    index = Files([path])
     if size >= _OFFSETS_AT:
-        head = index.pread(0, 0, _OFFSETS_AT)
+        head = Files([path]).pread(0, 0, _OFFSETS_AT)
         magic, version, shard_bytes, ends, records, length, _ = _HEADER.unpack_from(head)
         fits = size == _OFFSETS_AT + (0 if length >= 0 else 8 * (records + 1))
-        if (
-            magic == _MAGIC
-            and version == _VERSION
-            and fits
-            and struct.unpack("<I", head[-4:])[0] == checksums.crc32c(head[:-4])
-        ):
+        is_intact = struct.unpack("<I", head[-4:])[0] == checksums.crc32c(head[:-4])
+        if magic == _MAGIC and version == _VERSION and fits and is_intact:
             if shard_bytes == files.sizes[number] and ends == _checksum_shard_ends(files, number):
                 return ShardIndex(records, length, ends)
             logging.warning("%s is the index of another file than the one beside it; rebuilding it", path)
@@ -165,10 +160,9 @@ def _checksum_shard_ends(files: Files, number: int) -> int:
 def _make(files: Files, number: int) -> tuple[ShardIndex, bool]:
     """Returns a shard's index and whether it is on disk now."""
     path = files.paths[number]
-    lengths, ends = _Scan(files, number).lengths(), _checksum_shard_ends(files, number)
-    index = ShardIndex(
-        len(lengths), _common_length(lengths), ends, None if _common_length(lengths) >= 0 else _offsets(lengths)
-    )
+    lengths, ends = _scan(files, number), _checksum_shard_ends(files, number)
+    length = _common_length(lengths)
+    index = ShardIndex(len(lengths), length, ends, None if length >= 0 else _offsets(lengths))
     if exists(path + SUFFIX) and _read(files, number):
         return index, True  # another process was faster, and others may be reading its index
     if _is_foreign(path + SUFFIX):
@@ -192,7 +186,7 @@ def _is_foreign(path: str) -> bool:
     if not exists(path):
         return False
     try:
-        size = file_size(path)
+        size = file_state(path).nbytes
     except InputError:  # not a regular file
         return False
     return Files([path]).pread(0, 0, min(size, len(_MAGIC))) != _MAGIC
@@ -206,67 +200,54 @@ def _common_length(lengths: np.ndarray) -> int:
     return int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else -1
 
 
-class _Scan:
-    """Scans a shard from header to header."""
+def _scan(files: Files, number: int) -> np.ndarray:
+    """Reads a shard from header to header; returns the bytes of each record's data, [records] int64."""
+    path, size = files.paths[number], files.sizes[number]
 
-    def __init__(self, files: Files, number: int):
-        self._files, self._number = files, number
-        self._path, self._size = files.paths[number], files.sizes[number]
-        self._records = 0
+    def truncated(record: int, at: int) -> InputError:
+        return InputError(
+            f"{path} is truncated: record {record} (byte {at:,}) has {size - at:,} bytes left of it at the end of the "
+            "file; restore the file"
+        )
 
-    def lengths(self) -> np.ndarray:
-        """Returns the bytes of each record's data, [records] int64."""
-        pieces: list[np.ndarray] = []
-        position, logged_at = 0, time.monotonic()
-        while position < self._size:
-            piece = min(_SCAN_BYTES, self._size - position)
-            block = self._files.pread(self._number, position, piece)
-            if position == 0 and block.startswith(_GZIP_MAGIC):
-                raise InputError(
-                    f"{self._path} is gzip, in which no record can be found without unpacking those before it; unpack "
-                    "it (gunzip), or write shards that can by crankshaft prepare"
-                )
-            lengths, used = self._in_block(block, position)
-            pieces.append(lengths)
-            self._records += len(lengths)
-            position += used
-            if time.monotonic() - logged_at > _QUIET_SECONDS:
-                logged_at = time.monotonic()
-                logging.warning(
-                    "making the index of %s: %.0f %%, %s records",
-                    *(self._path, 100 * position / self._size, f"{self._records:,}"),
-                )
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-    def _in_block(self, block: bytes, position: int) -> tuple[np.ndarray, int]:
-        """Returns the lengths of the records whose headers are in a block, and the next one's offset in it."""
+    pieces = [np.zeros(0, np.int64)]
+    records = position = 0
+    logged_at = time.monotonic()
+    unpack = struct.Struct("<QI").unpack_from
+    while position < size:
+        block = files.pread(number, position, min(_SCAN_BYTES, size - position))
+        if position == 0 and block.startswith(_GZIP_MAGIC):
+            raise InputError(
+                f"{path} is gzip, in which no record can be found without unpacking those before it; unpack it "
+                "(gunzip), or write shards that can by crankshaft prepare"
+            )
         starts, lengths, checks, offset = [], [], [], 0
-        unpack, last = struct.Struct("<QI").unpack_from, len(block) - HEADER_BYTES
-        while offset <= last:
+        while offset <= len(block) - HEADER_BYTES:
             length, check = unpack(block, offset)
             starts.append(offset)
             lengths.append(length)
             checks.append(check)
             offset += length + _AROUND
         if not starts:
-            raise InputError(self._truncated(self._records, position, len(block)))
+            raise truncated(records, position)
+        # All headers of a block at once, before the next block: behind a wrong length nothing is a header.
         sizes = np.array(lengths, np.uint64)
         wrong = np.flatnonzero(checksums.length_checksums(sizes) != np.array(checks, np.uint32))
         if len(wrong):
             first = int(wrong[0])
-            if not self._records + first:
-                raise InputError(f"{self._path} is not a TFRecord file (its first checksum differs); leave it out")
+            if not records + first:
+                raise InputError(f"{path} is not a TFRecord file (its first checksum differs); leave it out")
             raise InputError(
-                f"{self._path}: record {self._records + first} (byte {position + starts[first]:,}): the checksum of "
-                "its length differs, so no record after it can be found; restore the file"
+                f"{path}: record {records + first} (byte {position + starts[first]:,}): the checksum of its length "
+                "differs, so no record after it can be found; restore the file"
             )
-        if position + offset > self._size:
-            last_at = position + starts[-1]
-            raise InputError(self._truncated(self._records + len(starts) - 1, last_at, self._size - last_at))
-        return sizes.astype(np.int64), offset
-
-    def _truncated(self, record: int, at: int, nbytes: int) -> str:
-        return (
-            f"{self._path} is truncated: record {record} (byte {at:,}) has {nbytes:,} bytes left of it at the end of "
-            "the file; restore the file"
-        )
+        if position + offset > size:
+            raise truncated(records + len(starts) - 1, position + starts[-1])
+        pieces.append(sizes.astype(np.int64))
+        records += len(lengths)
+        position += offset
+        if time.monotonic() - logged_at > _QUIET_SECONDS:
+            logged_at = time.monotonic()
+            progress = (path, 100 * position / size, f"{records:,}")
+            logging.warning("making the index of %s: %.0f %%, %s records", *progress)
+    return np.concatenate(pieces)

@@ -142,7 +142,7 @@ def _check_noted(paths: list[str], is_whole_folder: bool) -> None:
                 f"of {split} that {features.NAME} names; restore it, or run crankshaft prepare again"
             )
         for name in by_name.keys() & here.keys():
-            if (size := storage.file_size(here[name])) != by_name[name]["bytes"]:
+            if (size := storage.file_state(here[name]).nbytes) != by_name[name]["bytes"]:
                 raise InputError(
                     f"{here[name]} has {size:,} bytes, and {features.NAME} says {by_name[name]['bytes']:,}; restore "
                     "it, or run crankshaft prepare again"

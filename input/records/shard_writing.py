@@ -23,6 +23,7 @@ from .features import Features, RecordFeature, names_in
 FORMATS = {"tfrecord": ".tfrecord", "array_record": ".array_record"}  # and their suffixes
 _COMPONENTS = ("features", "label", "weight")
 _OTHER = b"\1\1\1\x3f\1\1\1\x3f"  # no byte of it occurs in a zero of any type
+_PIECE_BYTES = 1 << 20
 _GROUP_BYTES = 1 << 16  # records of an ArrayRecord that are compressed and read together
 
 
@@ -154,7 +155,9 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
         files.sync(temporary)
         with open(temporary, "rb") as file:
             figures = {"examples": len(lengths), **checked(temporary)}
-            ends = record_index.checksum_of_ends(_reader(file), figures["bytes"])
+            ends = record_index.checksum_of_ends(
+                lambda offset, length: os.pread(file.fileno(), length, offset), figures["bytes"]
+            )
         with contextlib.suppress(FileNotFoundError):
             os.remove(path + record_index.SUFFIX)  # of an older shard
     if kind == "tfrecord":
@@ -164,13 +167,11 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
 
 def checked(path: str) -> dict[str, int]:
     """Returns a file's bytes and crc32c. Raises OSError."""
+    size = checksum = 0
     with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        return {"bytes": size, "crc32c": checksums.whole_file(_reader(file), size)}
-
-
-def _reader(file):
-    return lambda offset, length: os.pread(file.fileno(), length, offset)
+        while piece := file.read(_PIECE_BYTES):
+            size, checksum = size + len(piece), checksums.crc32c(piece, checksum)
+    return {"bytes": size, "crc32c": checksum}
 
 
 def _write_tfrecord(path: str, records: Iterator[list[bytes]]) -> np.ndarray:

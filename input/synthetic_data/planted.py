@@ -36,7 +36,7 @@ def effects(seed: int, ids: np.ndarray) -> np.ndarray:
 
 
 def clicks(evens: np.ndarray, logits: np.ndarray, noise: float) -> np.ndarray:
-    """Samples float32 labels 0 or 1: 1 at the logits' odds, except for a share of `noise`, decided by a fair coin."""
+    """Samples float32 labels 0 or 1: 1 at the logits' odds, but the fraction `noise` of them by a fair coin."""
     probabilities = noise / 2 + (1 - noise) / (1 + np.exp(-logits))
     return (evens < probabilities).astype(np.float32)
 

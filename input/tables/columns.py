@@ -466,7 +466,16 @@ class Columns(Source):
         self._label = None if choice.label == NONE else choice.label
         self._names = [*choice.features, *([self._label] if self._label else [])]
         for name in self._names:
-            _check_same_kind(name, table, like)
+            if name not in table.columns:
+                raise InputError(
+                    f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns"
+                )
+            holds, wanted = table.columns[name], like.column(name)
+            if holds is None or holds[:2] != wanted[:2]:
+                raise InputError(
+                    f"{table.path}: column {name!r} holds {holds or 'nothing that is read'}, and {wanted} in "
+                    f"{like.path}; write both in one type"
+                )
         self.preprocessing_digest = zlib.crc32(repr(classes).encode(), preprocessing.digest)
         self._classes = None if classes is None else {text: number for number, text in enumerate(classes)}
         self._starts = np.concatenate([[0], np.cumsum(table.group_rows)]).astype(np.int64)
@@ -492,6 +501,7 @@ class Columns(Source):
         numbers = np.unique(groups)
         arrays: dict[str | None, np.ndarray] = {}
         for number in numbers.tolist():
+            # The usual case is one group: then rows are taken without a copy of their positions.
             at = np.flatnonzero(groups == number) if len(numbers) > 1 else slice(None)
             rows = indices[at] - self._starts[number]
             slot = self._slots(number)
@@ -514,12 +524,10 @@ class Columns(Source):
         return (features, labels) if self._label else features
 
     def read_labels(self) -> np.ndarray | None:
-        arrays: dict[str | None, np.ndarray] = {}
-        parts, names = [], [self._label] if self._label else []
-        for number in range(len(self._table.group_rows)) if names else ():
-            self._add_labels(self._table.read(number, names), arrays, problems={})
-            parts.append(arrays[_LABEL])
-        return np.concatenate(parts) if parts else None
+        if not self._label:
+            return None
+        groups = (self._table.read(number, [self._label]) for number in range(len(self._table.group_rows)))
+        return np.concatenate([self._labels(group, problems={}) for group in groups])
 
     def files(self) -> Sequence[str]:
         return self._table.paths
@@ -529,15 +537,10 @@ class Columns(Source):
 
     def _convert(self, group: Group) -> _ConvertedGroup:
         problems: dict[int, str] = {}
+        is_refused = self._choice.missing == "refuse"
         for feature in self._features:
-            name = feature.column
-            missing = group.missing.get(name)
-            for row, problem in group.wrong.get(name, {}).items():
-                problems.setdefault(row, f"column {name!r} {problem}")
-            is_refused = self._choice.missing == "refuse"
             lacks_fill = not is_refused and not feature.is_filled
-            if missing is not None and (is_refused or lacks_fill):
-                _add_missing(problems, name, missing, lacks_fill)
+            _add_problems(problems, group, feature.column, is_refused or lacks_fill, lacks_fill)
         raw = {feature.column: group.values[feature.column] for feature in self._features}
         codes = {name: values.codes for name, values in raw.items() if isinstance(values, Texts)}
         raw = {name: values.words if name in codes else values for name, values in raw.items()}
@@ -547,17 +550,14 @@ class Columns(Source):
             name: values[codes[name]] if name in codes else values for name, values in converted.items()
         }
         if self._label:
-            self._add_labels(group, arrays, problems)
+            arrays[_LABEL] = self._labels(group, problems)
         return _ConvertedGroup(arrays, problems)
 
-    def _add_labels(self, group: Group, arrays: dict[str | None, np.ndarray], problems: dict[int, str]) -> None:
+    def _labels(self, group: Group, problems: dict[int, str]) -> np.ndarray:
         name = self._label
         assert name is not None
-        missing, labels = group.missing.get(name), group.values[name]
-        for row, problem in group.wrong.get(name, {}).items():
-            problems.setdefault(row, f"column {name!r} {problem}")
-        if missing is not None and self._choice.missing != "zero":
-            _add_missing(problems, name, missing, lacks_fill=False)
+        labels = group.values[name]
+        _add_problems(problems, group, name, refuses_missing=self._choice.missing != "zero", lacks_fill=False)
         if self._classes is not None:
             numbers = np.array([self._classes.get(word, -1) for word in labels.words], np.int64)[labels.codes]
             some_classes = ", ".join(text.decode(errors="replace") for text in [*self._classes][:5])
@@ -565,7 +565,7 @@ class Columns(Source):
                 word = labels.words[labels.codes[row]].decode(errors="replace")
                 problems.setdefault(row, f"label {word!r} is not among those of training ({some_classes})")
             labels = np.maximum(numbers, 0)
-        arrays[_LABEL] = labels
+        return labels
 
     def _check(self, group: _ConvertedGroup, number: int, rows: np.ndarray) -> None:
         """Raises `BadRecordError` for the first bad one of these rows."""
@@ -575,22 +575,17 @@ class Columns(Source):
                 raise BadRecordError(int(self._starts[number]) + row, f"{location}: {problem}")
 
 
-def _add_missing(problems: dict[int, str], name: str, missing: np.ndarray, lacks_fill: bool) -> None:
+def _add_problems(problems: dict[int, str], group: Group, name: str, refuses_missing: bool, lacks_fill: bool) -> None:
+    """Adds the problems that a column's values make of rows; the first of a row stays."""
+    for row, problem in group.wrong.get(name, {}).items():
+        problems.setdefault(row, f"column {name!r} {problem}")
+    if name not in group.missing or not refuses_missing:
+        return
     fix = (
         "and has one in each row to train on, so nothing replaces it; fill it"
         if lacks_fill
         else "fill it, or have another read by input_arg=missing=zero, mean, column or a number"
     )
+    missing = group.missing[name]
     for row in np.flatnonzero(missing.reshape(len(missing), -1).any(1)).tolist():
         problems.setdefault(row, f"column {name!r} has no value{' ' if lacks_fill else '; '}{fix}")
-
-
-def _check_same_kind(name: str, table: ParquetTable, like: ParquetTable) -> None:
-    if name not in table.columns:
-        raise InputError(f"{table.path} has no column {name!r}, and {like.path} has; give both the same columns")
-    column, wanted = table.columns[name], like.column(name)
-    if column is None or column[:2] != wanted[:2]:
-        raise InputError(
-            f"{table.path}: column {name!r} holds {column or 'nothing that is read'}, and {wanted} in {like.path}; "
-            "write both in one type"
-        )

@@ -157,7 +157,12 @@ class Records:
         try:
             return self._convert(self._split(layout, block).slice(skip))
         except (pa.ArrowInvalid, Unfit, _MalformedError):
-            return self._convert(self._split_without_malformed(path, layout, line, block, skip, bad))
+            # Again by Python's csv, which names the lines, and so without the malformed records.
+            records = itertools.islice(_split_records(path, io.BytesIO(block), layout, line), skip, None)
+            tables = [self._valid_records(path, layout, [], bad)]
+            while some := [*itertools.islice(records, _ROWS)]:
+                tables.append(self._valid_records(path, layout, some, bad))
+            return self._convert(pa.concat_tables(tables))
 
     def _split(self, layout: CsvLayout, block: bytes) -> Any:
         """Splits a block into columns of text. Raises an error if anything looks malformed."""
@@ -197,18 +202,6 @@ class Records:
         if self._converters is None:
             return table
         return pa.table({name: converter.convert(table[name]) for name, converter in self._converters.items()})
-
-    def _split_without_malformed(
-        self, path: str, layout: CsvLayout, line: int, block: bytes, skip: int, bad: BadRecords
-    ) -> Any:
-        """Splits a block by Python's csv, without malformed records; raises as `tables` does."""
-        import pyarrow as pa
-
-        records = itertools.islice(_split_records(path, io.BytesIO(block), layout, line), skip, None)
-        tables = [self._valid_records(path, layout, [], bad)]
-        while some := [*itertools.islice(records, _ROWS)]:
-            tables.append(self._valid_records(path, layout, some, bad))
-        return pa.concat_tables(tables)
 
     def _valid_records(self, path: str, layout: CsvLayout, records: list, bad: BadRecords) -> Any:
         import pyarrow as pa
@@ -291,6 +284,7 @@ def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[
             parts = [block, stream.readline()]
             quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes else 0
             size = len(block)
+            # With an odd number a quoted field, which may have line breaks, is still open.
             while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
                 parts.append(part)
                 quotes, size = quotes + part.count(b'"'), size + len(part)

@@ -23,7 +23,7 @@ _CURRENCY = r"[$\x{20ac}\x{a3}\x{a5}]"
 # A number as people write it: with a decimal comma, thousands separators, a percent sign or a currency.
 _FORMATTED = rf"^\s*{_CURRENCY}?\s*[+-]?{_CURRENCY}?\s*({_COMMA}|{_THOUSANDS}|[0-9]*\.?[0-9]+)\s*(%|{_CURRENCY})?\s*$"
 _DATE = r"^\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9:.]+(Z|[+-][0-9:]+)?)?\s*$"
-_SHARE = 9  # values of a format, per other value, that make a column of that format
+_PER_OTHER = 9  # values of a format, per other value, that make a column of that format
 _SETTLED = 10_000  # values after which a column without a format is text
 # The kinds that a column may have, after values of a kind.
 _NEXT = {
@@ -133,6 +133,7 @@ class Converter:
             self.convert(fields)
             return []
         except Unfit:
+            # By halves: few fields are unfit, and `pyarrow` converts the others fast.
             half = len(fields) // 2
             return [*self.unfit(fields[:half]), *(half + row for row in self.unfit(fields[half:]))] if half else [0]
 
@@ -228,8 +229,10 @@ class Finder:
 
     def _format(self) -> str:
         """Returns the format of most fields; "" for text."""
-        most = (name for name, count in self._counts.items() if count and count >= _SHARE * (self._present - count))
-        return next(most, "")
+        for name, count in self._counts.items():
+            if count and count >= _PER_OTHER * (self._present - count):
+                return name
+        return ""
 
     def _count(self, name: str, fields, is_gone, first: int) -> None:
         """Counts fields of a format, and keeps the first that has another."""
@@ -267,7 +270,6 @@ class Finder:
 
 
 def _missing_mask(fields) -> Any:
-    """Marks the text fields that are missing values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -130,6 +130,7 @@ def _values(table: ParquetTable, largest: dict[str, int], rows: int) -> dict[str
         for name in [*found]:
             ids = group.values[name][:count]
             parts[name].append(ids[~group.missing[name][:count]] if name in group.missing else ids)
+            # Not for each group, since `np.unique` sorts everything again.
             if sum(map(len, parts[name])) > max(len(found[name]), _MOST_WORDS):
                 add_parts(name)
         if not found:
@@ -199,6 +200,7 @@ def _all_differ(table: ParquetTable, names: list[str], rows: int) -> set[str]:
         seen += count
         for name in [*left]:
             parts[name].append(group.values[name][:count])
+            # Each time at twice as many rows: all sorts together cost about as much as the last two.
             if seen >= check_at or seen >= min(rows, _MOST_WORDS):
                 parts[name] = [np.concatenate(parts[name])]
                 if len(np.unique(parts[name][0])) < seen:

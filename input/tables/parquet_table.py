@@ -126,6 +126,7 @@ class ParquetTable:
         number, row_group = self._groups[group]
         self.source.check(number)
         with self._lock:
+            # A reader has one position, so a thread takes one out while it reads.
             at = next((i for i, (idle_number, _) in enumerate(self._idle) if idle_number == number), None)
             reader = None if at is None else self._idle.pop(at)[1]
         reader = reader or self._open(number, SourceError, self._metadata[number])
@@ -437,7 +438,6 @@ class ParquetTable:
             group.missing[name] = array.is_null().to_numpy(zero_copy_only=False)
 
     def _decode(self, name: str, column: Column, array, group: Group) -> None:
-        """Adds a column to a group."""
         pa = self._pa
         if column.kind == "text":
             group.values[name] = self._to_texts(array)

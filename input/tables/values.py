@@ -116,6 +116,7 @@ def rows_of_lists(array, column: Column) -> tuple[np.ndarray, np.ndarray | None,
     assert length is not None
     dtype = array.type.value_type.to_pandas_dtype()
     flat = array.flatten()
+    # The usual case is without a copy of each list in Python.
     if not array.null_count and not flat.null_count and len(flat) == len(array) * length:
         lengths = np.diff(array.offsets.to_numpy()) if hasattr(array, "offsets") else np.full(len(array), length)
         if (lengths == length).all():

@@ -182,6 +182,7 @@ class Children:
             random.setstate(numbers)  # the program's own state: Python seeds it again in each fork
             return work()
 
+        # Else both processes would write what open files hold back.
         exits.flush()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # libraries' threads, which the child does not need

@@ -21,7 +21,6 @@ from ..failures import UsageError
 from . import kubernetes, rendezvous, slurm, tf_config
 from .tasks import Cluster, Tasks, counts, make_cluster, split
 
-_SCHEDULERS = (slurm.tasks, kubernetes.tasks)
 _POLL_SECONDS = 1.0
 # After which a worker that has announced itself, and does so each second, has left: NFS shows times up to 60 s late.
 _NOTE_SECONDS = 120.0
@@ -79,10 +78,18 @@ def _tasks_from_flags(
         raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
     if values["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
+    index = values["task_index"]
     if values["cluster_hosts"]:
-        return tasks_from_hosts(values["cluster_hosts"], values["task_index"])
-    if values["task_index"] is not None:
-        raise UsageError(f"task_index={values['task_index']} has no use without cluster_hosts; give that too")
+        addresses = tuple(values["cluster_hosts"].split(","))
+        if index is None or index >= len(addresses):
+            state = " is missing" if index is None else f" is {index}"
+            raise UsageError(
+                f"cluster_hosts names {len(addresses)} tasks, and task_index{state}; give each task its own, 0 to "
+                f"{len(addresses) - 1}"
+            )
+        return Tasks("cluster_hosts", addresses, index)
+    if index is not None:
+        raise UsageError(f"task_index={index} has no use without cluster_hosts; give that too")
     if environment.get(tf_config.NAME, "").strip():
         if servers:
             raise UsageError(
@@ -103,7 +110,8 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     Raises:
       UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
     """
-    discovered = [tasks for read in _SCHEDULERS if (tasks := read(environment)) and len(tasks.addresses) > 1]
+    both = [slurm.tasks(environment), kubernetes.tasks(environment)]
+    discovered = [tasks for tasks in both if tasks and len(tasks.addresses) > 1]
     if len({len(tasks.addresses) for tasks in discovered}) > 1:
         raise UsageError(
             f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in discovered)}; give "
@@ -112,36 +120,23 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     return discovered[0] if discovered else None
 
 
-def tasks_from_hosts(hosts: str, index: int | None) -> Tasks:
-    """Returns the tasks that --cluster_hosts names. Raises `UsageError` if --task_index is not among them."""
-    addresses = tuple(hosts.split(","))
-    if index is None or index >= len(addresses):
-        state = " is missing" if index is None else f" is {index}"
-        raise UsageError(
-            f"cluster_hosts names {len(addresses)} tasks, and task_index{state}; give each task its own, 0 to "
-            f"{len(addresses) - 1}"
-        )
-    return Tasks("cluster_hosts", addresses, index)
-
-
 def assign_kinds(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mapping[str, str]) -> Cluster:
     """Gives each task its kind: the coordinator (chief), workers, servers, an evaluator, in this order.
 
     Without servers all are workers. Raises `UsageError` where they are too few.
     """
     count = len(tasks.addresses)
-    if not num_ps:
-        names = [f"worker {number}" for number in range(count)]
-        return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
-    workers = count - 1 - num_ps - evaluator
-    if workers < 1:
-        more = " and an evaluator" if evaluator else ""
-        raise UsageError(
-            f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, num_ps={num_ps} servers{more}; "
-            f"start {num_ps + 2 + evaluator} or more"
-        )
-    names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
-    names += ["evaluator"] * evaluator
+    names = [f"worker {i}" for i in range(count)]
+    if num_ps:
+        workers = count - 1 - num_ps - evaluator
+        if workers < 1:
+            more = " and an evaluator" if evaluator else ""
+            raise UsageError(
+                f"{tasks.source} has {count} tasks, too few for a coordinator, a worker, num_ps={num_ps} "
+                f"servers{more}; start {num_ps + 2 + evaluator} or more"
+            )
+        names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
+        names += ["evaluator"] * evaluator
     return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
 
 
@@ -160,12 +155,15 @@ def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
     members, noted = {address for _, address in cluster.addresses}, dict[str, float]()
     with contextlib.suppress(OSError):  # there is no such folder
         noted = {note.name: note.stat().st_mtime for note in os.scandir(folder) if split(note.name)}
+    # Before the clock of the file system is read, which writes a file.
     if not noted.keys() - members:
         return []
+    # By the clock that has dated the notes: this host's may be a minute off.
     now = file_system_time(folder)
     calls = [
         ("", address) for address, at in sorted(noted.items()) if now - at < _NOTE_SECONDS and address not in members
     ]
+    # A note outlives its worker, so each has to answer as well.
     here = [call[1] for call, reply in rendezvous.call_all(calls, _CALL_SECONDS).items() if reply.answer == "serving"]
     return [(f"worker {number}", address) for number, address in enumerate(here, len(cluster.job("worker")))]
 
@@ -174,6 +172,7 @@ def with_newcomers(cluster: Cluster, folder: str) -> Cluster:
     """Adds the newcomers to a coordinator's cluster: in the places of workers that do not answer, and behind them."""
     workers, come = cluster.job("worker"), [address for _, address in newcomers(cluster, folder)]
     replies = rendezvous.call_all([("", address) for address in workers], _CALL_SECONDS) if come else {}
+    # The coordinator would wait for an old address until its timeout.
     addresses = [come.pop(0) if come and not replies["", address].answer else address for address in workers]
     return cluster.with_workers([*addresses, *come], folder)
 

@@ -39,6 +39,7 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
     for part in text.split(","):
         if not (match := _JOB.fullmatch(part.strip())):
             raise UsageError(f"{JOBS}={text} is not a list of Jobs and their pods such as train:8")
+        # Before the names are made, since a mistake may mean millions.
         if len(names) + int(match[2]) > MOST_TASKS:
             raise UsageError(
                 f"{JOBS}={text} has more than {MOST_TASKS:,} pods; set it to the Jobs' names and completions"

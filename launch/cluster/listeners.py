@@ -33,6 +33,7 @@ _BY_INTERFACE = (
 def _unbound() -> socket.socket:
     """Makes a TCP socket of the family that gRPC listens with: IPv6, for IPv4 as well, where that is in use."""
     with contextlib.suppress(OSError):
+        # Only a bind shows it: where IPv6 is switched off, its sockets can still be made.
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind(("::1", 0))
         sock = socket.socket(socket.AF_INET6, socket.SOCK_STREAM)
@@ -77,7 +78,16 @@ def only_this_host(port: int) -> Iterator[None]:
     if not can_refuse_hosts():
         yield
         return
-    _refusing(port).detach()
+    # The first socket at the port: the program in the kernel tells the two apart by their order.
+    # It listens without ever taking a caller: the queue has room for one, and that is this process.
+    refusing = _unbound()
+    _divide(refusing)
+    _bound(refusing, port, backlog=0)
+    caller = socket.socket(refusing.family, socket.SOCK_STREAM)
+    caller.setblocking(False)  # connected at once, or another has the room
+    caller.connect_ex(("::1" if refusing.family == socket.AF_INET6 else "127.0.0.1", port))
+    caller.detach()  # both stay open as long as the process
+    refusing.detach()
     before = os.environ.get(_SHARED)
     os.environ[_SHARED] = "1"
     try:
@@ -93,20 +103,6 @@ def can_refuse_hosts() -> bool:
     """Returns whether the kernel can keep other hosts from a port."""
     with _unbound() as sock:
         return _divide(sock)
-
-
-def _refusing(port: int) -> socket.socket:
-    """Listens without taking a caller: the queue has room for one, and that is this process."""
-    sock = _unbound()
-    _divide(sock)
-    _bound(sock, port, backlog=0)
-    caller = socket.socket(sock.family, socket.SOCK_STREAM)
-    caller.setblocking(False)
-    caller.connect_ex(
-        ("::1" if sock.family == socket.AF_INET6 else "127.0.0.1", port)
-    )  # done at once, or another has the room
-    caller.detach()
-    return sock
 
 
 def _divide(sock: socket.socket) -> bool:

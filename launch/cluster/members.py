@@ -32,9 +32,8 @@ _LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that 
 # For the tasks of an attempt that ends to come; and beyond the timeout, for another half of the network to decide,
 # or for the lock of a process that has ended to become free.
 _GRACE_SECONDS = 10.0
-_READ_SECONDS = (
-    60.0  # for the others to read who is a member: they may be waiting for the answer of a host that is lost
-)
+# For the others to read who is a member: they may be waiting for the answer of a host that is lost.
+_READ_SECONDS = 60.0
 _BEGIN_SECONDS = 2.0  # for the members' tasks to come, or for a refusal
 _CALL_SECONDS = 2.0  # for a host that does not answer at all
 _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
@@ -96,6 +95,7 @@ class Members:
                     if self._index in (members := self._numbers(note, "members")):
                         self._check_lock()
                         return self._begin_attempt(members, None)
+                    # The first of those that are left has decided that they are too few, and saves.
                     if note.get("members") == []:
                         return None
                 now = time.monotonic()
@@ -109,6 +109,7 @@ class Members:
                 if is_first and self._is_due(notes, is_ending) and (lock := self._lock(here, notes, bool(runs))):
                     members = self._choose_members(notes)
                     here.announce({"absent": sorted(self._absent), "members": members})
+                    # Its task listens at this address next, and does not announce anything.
                     self._await_readers(members or [*notes])
                     if refused := self._refusal(members):
                         lock.release()
@@ -135,6 +136,7 @@ class Members:
                 unaware |= self._awaited_by - notes.keys() - self._absent
                 if not unaware:
                     return
+                # Their tasks still run; the agents come once these have saved and ended.
                 if unaware & runs:
                     until = min(time.monotonic(), began + _READ_SECONDS) + _GRACE_SECONDS
                 time.sleep(_POLL_SECONDS)
@@ -178,6 +180,7 @@ class Members:
         missed = {(n, numbers.get(str(address))) for n, note in notes.items() for address in rendezvous.missed(note)}
         apart = {pair for pair in missed | {(b, a) for a, b in missed} if here.issuperset(pair)}
         while lost := [n for n, _ in apart if n is not None]:
+            # Of equals the last in the order: the first one, which decides, stays.
             out = max(lost, key=lambda n: (lost.count(n), n))
             here.remove(out)
             apart = {pair for pair in apart if out not in pair}
@@ -193,8 +196,7 @@ class Members:
             )
 
     def _missing(self, notes: Mapping[int, Any]) -> list[int]:
-        connected = self.connected(notes)
-        return [n for n in range(self._workers.num_workers) if n not in connected]
+        return sorted({*range(self._workers.num_workers)}.difference(self.connected(notes)))
 
     def _is_due(self, notes: Mapping[int, Mapping[str, Any]], is_ending: bool) -> bool:
         """Whether it is time to decide: all have come that are awaited, or have not come in time.
@@ -243,7 +245,6 @@ class Members:
         raise problem
 
     def _await_readers(self, members: Sequence[int]) -> None:
-        """Waits until the other members have read the announcement, and left the rendezvous."""
         left = [self._workers.addresses[number][1] for number in members if number != self._index]
         end = time.monotonic() + _READ_SECONDS
         while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):

@@ -45,6 +45,7 @@ class Lines:
         if returned:
             lines += filter(None, drawn.split(b"\r"))
             rest = last + rest[-1:]
+        # What has no end of a line must not fill the memory.
         while len(rest) > _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
@@ -61,6 +62,7 @@ class Sink:
     """A stream of the supervisor. Keeps what its reader does not take yet; a reader that is gone does no harm.
 
     Attributes:
+      pending: the bytes that are still to be written.
       lost: the first error that kept something from being written; None without one, or if nobody reads any more.
     """
 
@@ -69,25 +71,20 @@ class Sink:
         self.lost: OSError | None = None
         self._descriptor = descriptor
         self._selector = selector
-        self._pending = bytearray()
+        self.pending = bytearray()
         self._paused: list[_Stream] = []
         self._is_registered = False
 
     @property
-    def pending(self) -> int:
-        """Bytes that are still to be written."""
-        return len(self._pending)
-
-    @property
     def is_full(self) -> bool:
         """Whether so much is pending that tasks are not to be read."""
-        return self.pending > _MOST_PENDING
+        return len(self.pending) > _MOST_PENDING
 
     def write(self, data: bytes) -> None:
         """Writes what fits without waiting, and keeps the rest for later."""
-        self._pending += data
+        self.pending += data
         self._flush()
-        if self._pending and not self._is_registered:
+        if self.pending and not self._is_registered:
             self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._on_ready)
             self._is_registered = True
 
@@ -97,7 +94,7 @@ class Sink:
 
     def _on_ready(self) -> None:
         self._flush()
-        if not self._pending:
+        if not self.pending:
             self._selector.unregister(self._descriptor)
             self._is_registered = False
         if not self.is_full:
@@ -106,15 +103,15 @@ class Sink:
                 stream.resume()
 
     def _flush(self) -> None:
-        while self._pending and select.select([], [self._descriptor], [], 0)[1]:
+        while self.pending and select.select([], [self._descriptor], [], 0)[1]:
             try:  # a pipe that is ready takes so many bytes without a wait (pipe(7))
-                done = os.write(self._descriptor, self._pending[: select.PIPE_BUF])
+                done = os.write(self._descriptor, self.pending[: select.PIPE_BUF])
             except OSError as error:  # the reader is gone, or a disk is full: the log files still have the text
-                self._pending.clear()
+                self.pending.clear()
                 if not has_no_reader(self._descriptor, error):
                     self.lost = self.lost or error
                 return
-            del self._pending[:done]
+            del self.pending[:done]
 
 
 class _Stream:
@@ -143,6 +140,7 @@ class _Stream:
         self._pipe.close()
 
     def _on_ready(self) -> None:
+        # Then the task waits for its own pipe, instead of filling this process's memory.
         if self._sink.is_full:
             self._pause()
             self._sink.pause(self)
@@ -183,6 +181,7 @@ class TaskOutput:
         if not lines:
             return
         prefix = self._coloured_prefix if sink.coloured else self._prefix
+        # A stack is long, and would push the reason before it out of sight and out of the last lines.
         without_stack = [line for line in lines if not _FRAME.match(line)]
         shown = without_stack if self._log else lines
         sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in shown))
@@ -235,20 +234,23 @@ class Output:
       selector: selector, in which the data of each key is a function to call when its file is ready.
       log_dir: a folder for a file a task, or None; made when it is needed.
       coloured: whether standard output and standard error show colours.
+
+    Attributes:
+      log_paths: the log file of each task that has one, by its name, such as "worker 0".
     """
 
     def __init__(self, selector: selectors.BaseSelector, log_dir: str | None, coloured: tuple[bool, bool]):
         self._selector = selector
         self._log_dir = log_dir
-        self._log_paths: dict[str, str] = {}
+        self.log_paths: dict[str, str] = {}
         out = Sink(1, selector, coloured[0])
         # One sink for both where they are one file, as with 2>&1: what is left of a line is written before anything
         # else.
         self._sinks = [out, out if os.path.sameopenfile(1, 2) else Sink(2, selector, coloured[1])]
 
     @property
-    def pending(self) -> int:
-        return sum(sink.pending for sink in set(self._sinks))
+    def is_pending(self) -> bool:
+        return any(sink.pending for sink in self._sinks)
 
     @property
     def lost(self) -> OSError | None:
@@ -261,14 +263,10 @@ class Output:
             task.follow(pipe, sink, self._selector)
         return task
 
-    def log_path(self, name: str) -> str | None:
-        """Returns the log file of a task such as "worker 0"; None if it has none."""
-        return self._log_paths.get(name)
-
     def print(self, line: str) -> None:
         self._sinks[1].write(f"[local] {line}\n".encode())
 
-    def fail(self, line: str, details: tuple[str, ...] = ()) -> None:
+    def fail(self, line: str, details: tuple[str, ...]) -> None:
         """Prints why the supervisor ends, and `details` below."""
         lines = [f"error: {one_line(line)}\n", *(f"    {detail}\n" for detail in details)]
         self._sinks[1].write("".join(lines).encode())
@@ -284,9 +282,9 @@ class Output:
             head = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n"
             with contextlib.suppress(OSError):  # a full disk, which may have room later
                 append(descriptor, head.encode())
-            self._log_paths[name] = path
+            self.log_paths[name] = path
             return log
         except OSError as error:
-            self._log_paths.pop(name, None)
+            self.log_paths.pop(name, None)
             self.print(f"no logs of {name}: {path}: {error.strerror}")
             return None

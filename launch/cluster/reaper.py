@@ -78,6 +78,7 @@ def _keep(child: int, parent: int, stopped_seconds: float) -> NoReturn:
                 stopped = 0.0
             if stopped > stopped_seconds:
                 break
+            # Orphans of the child's have come to this process, and nothing else waits for them.
             reap({child})
         end_children({child} if ended else ())
         if not ended and os.getppid() == parent:

@@ -148,23 +148,19 @@ def _bind_problem(host: str) -> str:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"a host that is not known here ({error.strerror})"
-    if any(_is_local(family, sockaddr) for family, _, _, _, sockaddr in addresses):
-        return ""
+    for family, _, _, _, sockaddr in addresses:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            try:
+                sock.bind(sockaddr)  # port 0: any free one
+                return ""
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    return ""
     return f"which is not this host ({socket.gethostname()})"
-
-
-def _is_local(family: int, sockaddr: tuple) -> bool:
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        try:
-            sock.bind(sockaddr)  # port 0: any free one
-        except OSError as error:
-            return error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-    return True
 
 
 @contextlib.contextmanager
 def _explained(cluster: Cluster):
-    """Explains why this task's port can't be listened at."""
     try:
         yield
     except PermissionError:
@@ -498,11 +494,13 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
             except BlockingIOError:
                 continue
             except OSError as error:
+                # A reset comes from a listener that was there, a refusal from none.
                 reply = Reply(None if isinstance(error, ConnectionResetError) else "")
             if reply is None:
                 continue
             if reply.answer or not replies.get(peer):
                 replies[peer] = reply
+            # One address of a host that answers is enough; the others may answer where one refuses.
             for done in [number] if not reply.answer else [n for n, made in waiting.items() if made.peer == peer]:
                 poll.unregister(done)
                 waiting.pop(done, None)

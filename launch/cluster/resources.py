@@ -32,8 +32,12 @@ def free_ports(count: int) -> list[int]:
     Raises:
       ClusterError: there are fewer.
     """
-    first, last = _ephemeral_ports()
+    first, last = 32_768, 60_999  # where the system does not say (ip(7), ip_local_port_range)
+    path = "/proc/sys/net/ipv4/ip_local_port_range"
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+        first, last = map(int, file.read().split())
     candidates = [port for port in _PORTS if not first <= port <= last] or list(_PORTS)
+    # At random, since jobs that begin together would all try the first ones.
     tried = random.sample(candidates, min(_TRIES, len(candidates)))
     ports: list[int] = []
     for port in tried:
@@ -45,16 +49,6 @@ def free_ports(count: int) -> list[int]:
     if len(ports) < count:
         raise ClusterError(f"only {len(ports)} of the {count} ports that are needed are free on this machine")
     return ports
-
-
-def _ephemeral_ports() -> tuple[int, int]:
-    """Reads the first and last port for outgoing connections (ip(7), ip_local_port_range)."""
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
-            first, last = file.read().split()
-            return int(first), int(last)
-    except (OSError, ValueError):
-        return 32_768, 60_999
 
 
 def usable_cores() -> list[int]:

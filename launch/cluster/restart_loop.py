@@ -90,5 +90,4 @@ class RestartLoop(abc.ABC):
             events.record_restart(self._events, at, str(ending), ending.task, ending.code)
 
     def _newest_step(self) -> int:
-        """Finds the newest step in the run's record and the tasks' memory."""
         return max(events.newest_step(self._events), self._memory.newest_step())

@@ -73,6 +73,7 @@ class TaskExit:
     @property
     def status(self) -> int:
         """Its exit code as `crankshaft.main` returns it: for an error that a script leaves to Python, the error's."""
+        # Python ends with 1 for any error; the last line of its report names the class, which has the code.
         reported = _UNCAUGHT_ERROR.match(self.last_lines[-1]) if self.code == EXIT_FAILED and self.last_lines else None
         return _exit_codes(CrankshaftError).get(reported[1], self.code) if reported else self.code
 
@@ -208,12 +209,6 @@ class Synchronous:
             return self._restart_all(f"{cause}, preempted", "", cause)
         return self._failed(cause, advanced)
 
-    def refuse_missing(self, ending: TaskExit, by: str) -> Decision:
-        """Ends the job where a task, `by`, waits for a task that ended before the run started."""
-        why = f"{ending} without joining the run, and {by} waits for it"
-        fix = "let every task call main, run or open_run, whatever its index"
-        return Decision(EXIT_USAGE, 0.0, f"{why}; {fix}", ending)
-
     def _restart_all(self, why: str, action: str, cause: TaskExit) -> Decision:
         """Starts all tasks again after an end that is not the run's failure."""
         pause = _pause_seconds(self._count(self._preemptions) - 1)
@@ -234,6 +229,7 @@ class Synchronous:
 
     def _failed(self, cause: TaskExit, advanced: bool) -> Decision:
         count = self._count(self._failures)
+        # Failures that the window has forgotten do not lengthen the pause.
         self._in_a_row = 1 if advanced else min(self._in_a_row + 1, count)
         if count > self._max_restarts:
             exhausted = "max_restarts=0, so it is not restarted"
@@ -300,6 +296,7 @@ class Servers(Synchronous):
             waited = "evaluator" in self._deaths and all(ending.task != "evaluator" for ending in endings)
             line = "evaluator is not started again: the last checkpoint is not evaluated; mode=eval evaluates it"
             return Decision(0, message=line if waited else "")
+        # The evaluator only reads the run's files: how it ended does not decide about the run.
         part = [ending for ending in endings if ending.task != "evaluator" and ending.code]
         if not part:  # a server ended with code 0 before the run did, without a request
             return self._failed(endings[0], advanced)

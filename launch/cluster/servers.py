@@ -70,8 +70,8 @@ def serve(
 
         use_only(gpus)
 
-    jobs = {kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")}
-    spec = tf.train.ClusterSpec(jobs)
+    # Without the evaluator, whose entry would make the coordinator hang.
+    spec = tf.train.ClusterSpec({kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")})
     options = server_options()
     options.experimental.disable_thread_spinning = True  # leaves cores to others while it waits
     threads = os.environ.get("TF_NUM_INTEROP_THREADS", "")  # as TensorFlow reads it (its process_util.cc)

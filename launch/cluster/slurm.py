@@ -68,6 +68,7 @@ def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int
     block = [(node, local) for node, count in enumerate(counts) for local in range(count)]
     cyclic = sorted(block, key=lambda pair: pair[::-1])
     distribution = environment.get("SLURM_DISTRIBUTION", "")
+    # Slurm's variables do not have the tasks of other nodes: this task's own numbers decide between the two.
     for nodes_of_ranks in (cyclic, block) if distribution.startswith("cyclic") else (block, cyclic):
         if rank < len(nodes_of_ranks) and tuple(map(str, nodes_of_ranks[rank])) == (node_id, local_id):
             return nodes_of_ranks

@@ -129,6 +129,7 @@ class Supervisor(RestartLoop):
                     self._start_templates()
                 code = self._make_attempts()
             finally:
+                # In this order: once no process of a task is left, snapshots are whole and the lock on run_dir is free.
                 self._collect(self._tasks)
                 self._children.sweep()
                 self._write_unsaved()
@@ -139,7 +140,14 @@ class Supervisor(RestartLoop):
             return code
 
     def _attempt(self) -> Attempt:
-        self._start_all()
+        self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
+        # All are found before the first task starts, so that none gets a port that another is about to take.
+        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
+        # TF_CONFIG has the addresses of a type in the order of the indices.
+        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
+            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
+        for index in range(len(self._specs)):
+            self._start_one(index)
         endings, ended_at = self._watch()
         code = self._exit_code_when_stopped(self._stop_signal, endings) if self._stop_signal else None
         return Attempt(endings, code, ended_at)
@@ -184,6 +192,7 @@ class Supervisor(RestartLoop):
         if (step := self._memory.unsaved_step()) is None:
             return
         command, files = self._memory.writing()
+        # Any template will do: it has imported TensorFlow, and the rest of the environment is the same.
         variables = next(iter(self._templates), frozenset())
         try:
             child = self._start_child("the saving process", variables, command, env=self._environment, pass_fds=files)
@@ -193,15 +202,6 @@ class Supervisor(RestartLoop):
         wait([child], _WRITE_SECONDS)
         (code,) = self._children.end([child])
         self._output.print(f"step {step:,} was in memory, and is {'lost' if code else 'saved now'}")
-
-    def _start_all(self) -> None:
-        self._plan, self._signalled, self._restarts, self._cluster, self._ended_early = [], set(), [], {}, None
-        # All are found before the first task starts, so that none gets a port that another is about to take.
-        ports, host = resources.free_ports(len(self._specs)), resources.loopback()
-        for spec, port in sorted(zip(self._specs, ports, strict=True), key=lambda pair: pair[0].index):
-            self._cluster.setdefault(spec.kind, []).append(f"{host}:{port}")
-        for index in range(len(self._specs)):
-            self._start_one(index)
 
     def _start_one(self, index: int) -> None:
         spec = self._specs[index]
@@ -303,7 +303,9 @@ class Supervisor(RestartLoop):
             None if {*replies.values()} <= {"ready", "serving"} else (time.monotonic() + _QUERY_SECONDS, ending)
         )
         if waiting := next((name for name in replies if replies[name] == "starting"), None):
-            self._decision = self._rule.refuse_missing(ending, waiting)
+            why = f"{ending} without joining the run, and {waiting} waits for it"
+            fix = "let every task call main, run or open_run, whatever its index"
+            self._decision = Decision(EXIT_USAGE, 0.0, f"{why}; {fix}", ending)
             if timeouts := self._rule.end_timeouts(TaskExit(ending.task, EXIT_USAGE)):
                 self._end_by(timeouts)
 
@@ -312,7 +314,6 @@ class Supervisor(RestartLoop):
         return self._cluster[spec.kind][spec.index]
 
     def _end_by(self, timeouts: EndTimeouts) -> None:
-        """Plans the end of all tasks that still run."""
         leave = time.monotonic() + timeouts.leave_seconds
         self._plan = [(leave, signal.SIGTERM), (leave + timeouts.end_seconds, signal.SIGKILL)]
         self._restarts = []
@@ -385,7 +386,7 @@ class Supervisor(RestartLoop):
         return EXIT_CODES[stop_signal.name]
 
     def _explain(self, message: str, cause: TaskExit) -> None:
-        log = self._output.log_path(cause.task)
+        log = self._output.log_paths.get(cause.task)
         log_note = f" ({log})" if log else ""
         last = f"its last lines{log_note}:" if cause.last_lines else "it printed nothing"
         self._output.fail(f"{message}; {last}", cause.last_lines)
@@ -393,7 +394,7 @@ class Supervisor(RestartLoop):
     def _finish_output(self) -> None:
         """Waits for the reader of our output; only for a moment after a request to end."""
         stopped_at = None
-        while self._output.pending:
+        while self._output.is_pending:
             if self._stop_signal:
                 stopped_at = stopped_at or time.monotonic()
                 if time.monotonic() - stopped_at > _OUTPUT_GRACE_SECONDS:

@@ -106,6 +106,7 @@ def _unsaved_step(files: Sequence[Sequence[int]]) -> int | None:
     record = stored[first][step].record
     directory, folder = record["run"]
     try:
+        # A folder that has replaced the run's since is another's.
         is_in_place = os.stat(os.path.dirname(directory)).st_ino == folder
     except OSError:
         is_in_place = False

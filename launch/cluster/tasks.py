@@ -133,8 +133,14 @@ def make_cluster(
       environment: the process's variables, where the secret is.
     """
     _check_addresses(source, addresses)
+    secret = environment.get(SECRET, "")
+    if secret and len(secret) < _SECRET_CHARACTERS:
+        raise UsageError(
+            f"{SECRET} has {len(secret)} characters, which can be guessed; give all workers the same "
+            f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
+        )
     normal = tuple((name, _normalized(address)) for name, address in addresses)
-    return Cluster(normal, index, _secret(environment.get(SECRET, "")), source)
+    return Cluster(normal, index, secret.encode(errors="surrogateescape"), source)
 
 
 def counts(kinds: Mapping[str, int]) -> str:
@@ -163,15 +169,6 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _secret(secret: str) -> bytes:
-    if secret and len(secret) < _SECRET_CHARACTERS:
-        raise UsageError(
-            f"{SECRET} has {len(secret)} characters, which can be guessed; give all workers the same "
-            f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
-        )
-    return secret.encode(errors="surrogateescape")
 
 
 def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:

@@ -52,6 +52,7 @@ class Template:
 
     def __init__(self, env: Mapping[str, str]):
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A request is one datagram, with a whole environment in it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
         with other:
             self._process = subprocess.Popen(
@@ -168,6 +169,7 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
     os.close(report)
     requests.close()
     numbers = request["numbers"]
+    # Out of the way first: one may have the number that another is to get.
     above = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, max(numbers) + 1) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
@@ -187,10 +189,11 @@ def become(request: dict[str, Any]) -> None:
     sys.orig_argv[:] = command
     sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
     if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
-        script = os.path.dirname(os.path.realpath(sys.argv[0]))
-        sys.path[0] = os.getcwd() if command[1] == "-m" else script
+        sys.path[0] = os.getcwd() if command[1] == "-m" else os.path.dirname(os.path.realpath(sys.argv[0]))
+    # The template began with /dev/null there, so Python chose to write by blocks.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
+    # A fork has the template's state: all would sample alike. Python seeds its own generator in each fork.
     import_module("numpy").random.seed()
     imports.note_start(command)
 

@@ -58,6 +58,7 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
     ]
     before = kinds[: kinds.index(kind)]
     number = index + sum(len(jobs.get(job, ())) for job in before)
+    # With the supervisor's mark, the addresses are its choice too.
     return dataclasses.replace(make_cluster(NAME, addresses, number, environment), is_chosen=MARK in environment)
 
 

@@ -65,7 +65,23 @@ class Isolation:
         if flags is not None:
             absl_flags.FLAGS.mark_as_parsed()
         with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext(), self.defaults():
-            yield from self._entered(uses_random)
+            if self._keras is None:
+                tensorflow.use_new_collective_keys()
+            programs = keras.exchange_state(self._keras or keras.initial_state(self._policy))
+            before = _RANDOM.enter(self._random_state) if uses_random else None
+            was_deterministic = _DETERMINISM.enter(self._is_deterministic)
+            streams = _STREAMS.enter(terminal.escaping_streams())
+            self._thread.is_within = True
+            try:
+                yield
+            finally:
+                self._thread.is_within = False
+                tf.debugging.disable_check_numerics()
+                _STREAMS.leave(streams)
+                self._is_deterministic = _DETERMINISM.leave(was_deterministic)
+                if before is not None:
+                    self._random_state = _RANDOM.leave(before)
+                self._keras = keras.exchange_state(programs)
 
     @contextlib.contextmanager
     def defaults(self) -> Iterator[None]:
@@ -75,25 +91,6 @@ class Isolation:
             yield
         finally:
             self._defaults = _DEFAULTS.leave(before)
-
-    def _entered(self, uses_random: bool) -> Iterator[None]:
-        if self._keras is None:
-            tensorflow.use_new_collective_keys()
-        programs = keras.exchange_state(self._keras or keras.initial_state(self._policy))
-        before = _RANDOM.enter(self._random_state) if uses_random else None
-        was_deterministic = _DETERMINISM.enter(self._is_deterministic)
-        streams = _STREAMS.enter(terminal.escaping_streams())
-        self._thread.is_within = True
-        try:
-            yield
-        finally:
-            self._thread.is_within = False
-            tf.debugging.disable_check_numerics()
-            _STREAMS.leave(streams)
-            self._is_deterministic = _DETERMINISM.leave(was_deterministic)
-            if before is not None:
-                self._random_state = _RANDOM.leave(before)
-            self._keras = keras.exchange_state(programs)
 
 
 def program_defaults(policy: Any = None) -> dict[str, Any]:

@@ -143,6 +143,7 @@ class SturdyStream:
             if self.lost is None and not has_no_reader(self._stream.fileno(), error):
                 self.lost = error
                 logging.warning("%s can't be written (%s); further output is lost", self._stream.name, error.strerror)
+            # Else the stream would try to write what it holds back at each later call, and at the process's end.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())  # what the stream holds back is written there
             os.close(nowhere)
@@ -322,7 +323,10 @@ class LockedRunDir:
 
     def acquire(self) -> None:
         """Takes the lock. Raises `UsageError`, as `lock` does."""
-        self._file = _open_lock(self._run_dir)
+        try:
+            self._file = open_lock(RunDir(self._run_dir).lock)
+        except OSError as error:
+            raise _lock_error(self._run_dir, error) from None
         try:
             if not _try_flock(self._file, self._run_dir):
                 self._acquire_owner_file()
@@ -399,14 +403,6 @@ def _identity(path: str | int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _open_lock(run_dir: str) -> int:
-    path = RunDir(run_dir).lock
-    try:
-        return open_lock(path)
-    except OSError as error:
-        raise _lock_error(run_dir, error) from None
-
-
 def _try_flock(lock: int, run_dir: str) -> bool:
     """Locks the file; returns False where the file system has no such lock."""
     try:
@@ -421,7 +417,7 @@ def _try_flock(lock: int, run_dir: str) -> bool:
         in_use = RunDirInUse(f"run_dir={run_dir} is in use {described}, or use another run_dir")
         in_use.holder, in_use.is_elsewhere = holder, is_elsewhere
         raise in_use
-    if os.fstat(lock).st_nlink > 1:  # another file's name too, by a hard link
+    if os.fstat(lock).st_nlink > 1:  # by a hard link it is another file as well, whose contents stay
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)

@@ -111,6 +111,7 @@ class RemoteFolder:
         states = {path: state for path in self._paths() if (state := self._state(path))}
         sealed = {path.removesuffix(SUFFIX) for path in states if path.endswith(SUFFIX)}
         changed = [path for path in states if _is_whole(path, sealed) and self._pushed.get(path) != states[path]]
+        # As a run writes a checkpoint here: its list, the files, and then the list's new name makes it valid.
         lists = [path for path in changed if path.endswith(SUFFIX) and self._copy(path, path + WRITING)]
         for path in changed:
             if not path.endswith(SUFFIX):
@@ -135,6 +136,7 @@ class RemoteFolder:
         try:
             gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)
         except Exception:
+            # The run removes old checkpoints meanwhile.
             if self._state(path) is None:
                 return False
             raise

@@ -20,7 +20,6 @@ from ..failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_li
 SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
 _ACTION_BYTES = 512  # size of a `struct sigaction`, or more
-_SECOND_ENDS = "; a second signal ends the process at once"
 # Exit codes after the run was saved.
 EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
@@ -75,6 +74,7 @@ class Handlers:
             self._restore()
 
     def _restore(self) -> None:
+        # A descriptor that other code has set since stays.
         if self._wakeup >= 0 and (now := signal.set_wakeup_fd(self._wakeup_before)) != self._wakeup:
             signal.set_wakeup_fd(now)
         self._wakeup = -1
@@ -316,8 +316,8 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             saved = ", saved in its run_dir," if saves else ""
-            line = f"{name}: the run ends{saved} once the call, compilation or callback is done"
-            print_line(f"{line}{_SECOND_ENDS * ends_process}")
+            second = "; a second signal ends the process at once" if ends_process else ""
+            print_line(f"{name}: the run ends{saved} once the call, compilation or callback is done{second}")
             # In another thread: a second signal ends the process meanwhile.
             saving = threading.Thread(target=save, name="saving")
             saving.start()

@@ -38,4 +38,5 @@ def _as_json(values: Mapping[str, Any]) -> str:
 
 def finite(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as JSON keeps them, with None for inf and nan at any depth."""
+    # Python's `json` writes NaN and Infinity, which other parsers refuse.
     return json.loads(json.dumps(values), parse_constant=lambda _: None)

@@ -7,7 +7,7 @@ import pytest
 
 from crankshaft.launch import command
 from crankshaft.launch.command_line import parsing
-from crankshaft.launch.monitor import plan_file
+from crankshaft.launch.dashboard import plan_file
 from crankshaft.launch.plan import hardware, main
 from tests.launch.plan.test_estimate import FIGURES
 

@@ -16,6 +16,7 @@ def html(data: dict[str, Any] | None = None) -> str:
     """Returns the page with `data`, its server's answer to `/data`; without, it loads that alone, from there."""
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     scripts = [_asset("uPlot.iife.min.js"), _asset("page.js")]
+    # Names in a record are anybody's: if one gets into the page as code, the browser runs none but these scripts.
     policy = (
         f"default-src 'none'; style-src {_hashes(styles)}; script-src {_hashes(scripts)}; img-src data:; "
         f"connect-src {'none' if data else 'self'!r}; base-uri 'none'; form-action 'none'"

@@ -61,9 +61,9 @@ class Track:
         digits = 15 if self._lasts[self.names[name]] else 5
         return [float(f"{value:.{digits}g}") if math.isfinite(value) else None for value in values.tolist()]
 
-    def _joined(self, earlier: np.ndarray, later: np.ndarray, share: float) -> np.ndarray:
-        """Returns the weighted mean, or one of the two if the other is missing."""
-        shares = np.where(self._lasts, 1.0, share)
-        with np.errstate(over="ignore", invalid="ignore"):
-            mean = earlier + (later - earlier) * shares
+    def _joined(self, earlier: np.ndarray, later: np.ndarray, weight: float) -> np.ndarray:
+        """Returns the mean with this weight of the later, or one of the two if the other is missing."""
+        weights = np.where(self._lasts, 1.0, weight)
+        with np.errstate(over="ignore", invalid="ignore"):  # missing values are NaN
+            mean = earlier + (later - earlier) * weights
         return np.where(np.isnan(later), earlier, np.where(np.isnan(earlier), later, mean))

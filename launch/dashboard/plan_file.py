@@ -19,7 +19,7 @@ _FIGURES = ("hosts", "host_bytes", "examples_per_sec", "goodput")
 def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
     """Reads some figures of a plan by the number of hosts, as `plan_report.entry` names them. Raises `UsageError`.
 
-    With them is `network_share`: of a step's time, waiting for the network.
+    With them is `network_share`: the fraction of a step's time in which it waits for the network.
     """
     try:
         plan = read_json(path, flags=flags, most_bytes=_MOST_BYTES)
@@ -31,8 +31,8 @@ def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
 
 def _figures(entry: dict[str, Any]) -> dict[str, Any]:
     step = entry["step"]
-    share = 0.0 if step["bound"] == "input" else step["network_seconds"] / step["seconds"]
-    figures = {**{name: entry[name] for name in _FIGURES}, "network_share": share}
+    fraction = 0.0 if step["bound"] == "input" else step["network_seconds"] / step["seconds"]
+    figures = {**{name: entry[name] for name in _FIGURES}, "network_share": fraction}
     for name, value in figures.items():
         kind = int if name == "hosts" else (int, float)
         if type(value) is bool or not isinstance(value, kind) or not 0 <= value < math.inf:

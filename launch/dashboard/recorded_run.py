@@ -28,7 +28,7 @@ _LANES = 50
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-class MonitoredRun:
+class RecordedRun:
     """A run that the page shows.
 
     Args:
@@ -46,6 +46,7 @@ class MonitoredRun:
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of result_json")
         is_folder = os.path.isdir(path)
         self.name = os.path.basename(os.path.abspath(path))
+        # Anybody may have written the folder: a link in it would show another file of this user's.
         self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = path if is_folder else None
         self._planned, self._lock = RunDir(path).plan, RunDir(path).lock

@@ -27,7 +27,7 @@ from ..command_line.rules import Integer, Text, flag
 from ..failures import UsageError
 from ..host.serving import Application, Server
 from . import page
-from .recorded_run import MonitoredRun
+from .recorded_run import RecordedRun
 
 _HEADERS = [
     ("Cache-Control", "no-store"),
@@ -38,7 +38,7 @@ _READ_SECONDS = 0.4  # per answer: a long record is shown while it is still bein
 
 
 @dataclasses.dataclass(kw_only=True)
-class MonitorFlags:
+class DashboardFlags:
     """The values of a command line."""
 
     port: int = flag(Integer(0, 65535), 6007, "Port of the page; 0 takes a free one.")
@@ -58,13 +58,13 @@ class MonitorFlags:
 def main(argv: list[str]) -> int:
     """Serves the page of the runs on the command line until Ctrl-C."""
     usage = "crankshaft monitor [flags] RUN_DIR|RESULT.json ..."
-    flags, paths = command_flags.read(argv, MonitorFlags, usage, takes_words=True)
+    flags, paths = command_flags.read(argv, DashboardFlags, usage, takes_words=True)
     bind, port = flags.bind, flags.port
     if not paths:
         raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
     token = "" if address.is_loopback and not flags.allow_host else secrets.token_urlsafe(24)
-    shown = application([MonitoredRun(path) for path in paths], token, flags.allow_host)
+    shown = application([RecordedRun(path) for path in paths], token, flags.allow_host)
     try:
         server = Server(bind, port, shown, any_host=bool(token))
     except OSError as error:
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def application(runs: list[MonitoredRun], token: str = "", framed_by: str | None = None) -> Application:
+def application(runs: list[RecordedRun], token: str = "", framed_by: str | None = None) -> Application:
     """Returns the server's application: the page at `/`, and its data at `/data`.
 
     `framed_by` is the host whose pages may show it in a frame.
@@ -99,8 +99,7 @@ def application(runs: list[MonitoredRun], token: str = "", framed_by: str | None
             return answered("405 Method Not Allowed", "text/plain", "Use GET.\n")
         query = dict(urllib.parse.parse_qsl(environ.get("QUERY_STRING", "")))
         if not secrets.compare_digest(query.get("token", "").encode(), token.encode()):
-            line = "Open the whole link that crankshaft monitor has printed.\n"
-            return answered("403 Forbidden", "text/plain", line)
+            return answered("403 Forbidden", "text/plain", "Open the whole link that crankshaft monitor has printed.\n")
         if environ["PATH_INFO"] == "/":
             return answered("200 OK", "text/html", page.html())
         if environ["PATH_INFO"] != "/data":

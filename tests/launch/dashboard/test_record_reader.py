@@ -7,8 +7,8 @@ import os
 import pytest
 
 from benchmarks.monitor_page import events, write
-from crankshaft.launch.monitor.record_reader import RecordReader
-from crankshaft.launch.monitor.track import Track
+from crankshaft.launch.dashboard.record_reader import RecordReader
+from crankshaft.launch.dashboard.track import Track
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 
 BEGIN = 1.7e9
@@ -152,7 +152,7 @@ def test_a_clock_that_is_set_within_a_run_changes_neither_its_pace_nor_its_age(p
 
 
 def test_a_long_record_has_all_metrics_and_some_of_its_workers_figures(path, monkeypatch):
-    monkeypatch.setattr("crankshaft.launch.monitor.record_reader._WORKERS_BYTES", 20_000)
+    monkeypatch.setattr("crankshaft.launch.dashboard.record_reader._WORKERS_BYTES", 20_000)
     write(path, events(0, workers=20, windows=150))
     view = read(path).view("", 50)
     assert len(view["windows"]["metrics.loss"]) == 150
@@ -196,8 +196,8 @@ def test_a_line_that_is_not_of_the_schema_does_no_harm(path, line):
 
 
 def test_lines_names_and_texts_are_bounded(path, monkeypatch):
-    monkeypatch.setattr("crankshaft.launch.monitor.record_reader.LONGEST_LINE", 4096)
-    monkeypatch.setattr("crankshaft.launch.monitor.record_reader._MOST_WORKERS", 5)
+    monkeypatch.setattr("crankshaft.launch.dashboard.record_reader.LONGEST_LINE", 4096)
+    monkeypatch.setattr("crankshaft.launch.dashboard.record_reader._MOST_WORKERS", 5)
     write(path, iter({"event": "fault", "time": 1, "step": 1, "text": "x" * length} for length in (3000, 9000)))
     for number in range(9):
         workers = [{"name": f"{number} {each}", "lag": 1} for each in range(9)]

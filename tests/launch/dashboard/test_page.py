@@ -12,13 +12,13 @@ from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.engine.machine.events import pid_space
 from crankshaft.launch.benchmark.result import VERSION
-from crankshaft.launch.monitor import page as pages
-from crankshaft.launch.monitor import report
-from crankshaft.launch.monitor.record_reader import RecordReader
-from crankshaft.launch.monitor.recorded_run import MonitoredRun
+from crankshaft.launch.dashboard import page as pages
+from crankshaft.launch.dashboard import report
+from crankshaft.launch.dashboard.record_reader import RecordReader
+from crankshaft.launch.dashboard.recorded_run import RecordedRun
 from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
-from tests.launch.monitor.test_plan_file import PLAN
+from tests.launch.dashboard.test_plan_file import PLAN
 from tests.waiting import PATIENCE
 
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
@@ -69,7 +69,7 @@ def test_a_report_opens_from_a_file_with_runs_over_each_other(opened, tmp_path):
         (tmp_path / name / "logs" / "worker-0.log").write_text(f"\x1b[31m{HOSTILE}\x1b[0m\n")
     (tmp_path / "first" / "plan.json").write_text(json.dumps(PLAN))
     names = ["first", NAMED]
-    shown = [MonitoredRun(str(tmp_path / name)).shown(60) for name in names]
+    shown = [RecordedRun(str(tmp_path / name)).shown(60) for name in names]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     link = (tmp_path / "report.html").as_uri()
     page = opened(link, viewport={"width": 360, "height": 700}, color_scheme="dark")
@@ -124,7 +124,7 @@ def test_many_runs_are_a_table_and_what_became_of_each_is_said(opened, tmp_path)
             lines = [*lines[:3], {"event": "fault", **told}, {"event": "end", **told, "exit_code": 65}]
         folder = tmp_path / f"trial_{number:02d}"
         write(folder / "events.jsonl", iter(lines))
-        shown.append(MonitoredRun(str(folder)).shown(60))
+        shown.append(RecordedRun(str(folder)).shown(60))
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     page = opened((tmp_path / "report.html").as_uri())
     page.wait_for_selector("#curve-charts canvas")
@@ -161,7 +161,7 @@ def test_a_live_run_with_an_end_or_a_process_was_not_killed(tmp_path):
     ):
         write(tmp_path / "run" / "events.jsonl", iter({**line, **GONE, **own} for line in lines))
         (tmp_path / "run" / ".lock").write_text(lock)
-        killed.append(MonitoredRun(str(tmp_path / "run")).shown(60)["killed"])
+        killed.append(RecordedRun(str(tmp_path / "run")).shown(60)["killed"])
     assert killed == [None, None, None, lines[-1]["time"]]
 
 
@@ -169,7 +169,7 @@ def test_checkpoints_in_a_row_are_one_row(opened, tmp_path):
     lines = [line for line in events(0, windows=100) if line["event"] not in ("fault", "restart")]
     begun = [line for line in lines if line["event"] != "start"]
     write(tmp_path / "run" / "events.jsonl", iter([lines[0], *begun]))
-    (tmp_path / "report.html").write_text(pages.html({"runs": [MonitoredRun(str(tmp_path / "run")).shown(60)]}))
+    (tmp_path / "report.html").write_text(pages.html({"runs": [RecordedRun(str(tmp_path / "run")).shown(60)]}))
     page = opened((tmp_path / "report.html").as_uri())
     page.wait_for_selector("#notes-table td")
     assert page.locator("#notes-table td:text-is('checkpoint')").count() == 1
@@ -215,7 +215,7 @@ def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
 def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(opened, tmp_path):
     for name, more in (("old.json", {"warnings": ["one", "two"]}), ("new.json", MORE)):
         (tmp_path / name).write_text(json.dumps({"schema": VERSION, **RESULT, **more}))
-    shown = [MonitoredRun(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
+    shown = [RecordedRun(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     page = opened((tmp_path / "report.html").as_uri())
     rows = page.eval_on_selector_all(
@@ -244,7 +244,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.symlink(secret / "result.json", run_dir / "result.json")
     os.symlink(secret / "logs", run_dir / "logs")
     os.symlink(secret / "result.json", run_dir / "plan.json")
-    shown = json.dumps(MonitoredRun(str(run_dir)).shown(60))
+    shown = json.dumps(RecordedRun(str(run_dir)).shown(60))
     assert "events.jsonl can't be read: it is a link" in shown
     assert "SECRET" not in shown
     os.remove(run_dir / "logs")
@@ -252,7 +252,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.symlink(secret / "logs" / "key", run_dir / "logs" / "a")
     os.mkfifo(run_dir / "logs" / "b")
     (run_dir / "logs" / "c").write_text("whole")
-    assert MonitoredRun(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
+    assert RecordedRun(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
 
 
 def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch):
@@ -270,7 +270,7 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, mo
         return {}
 
     monkeypatch.setattr(RecordReader, "view", swap)
-    assert MonitoredRun(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
+    assert RecordedRun(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
 
 
 def test_only_who_has_the_link_is_answered(tmp_path):

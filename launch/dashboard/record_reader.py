@@ -35,18 +35,8 @@ _TIME = ("", "time")  # the lanes' column
 _LATEST = ("start", "config", "cluster", "window", "end")
 _NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
 _NOTED = (
-    "event",
-    "time",
-    "step",
-    "attempt",
-    "host",
-    "task",
-    "text",
-    "cause",
-    "reason",
-    "exit_code",
-    "best",
-    "bytes",
+    *("event", "time", "step", "attempt", "host", "task"),
+    *("text", "cause", "reason", "exit_code", "best", "bytes"),
 )
 _TAIL = 64  # bytes before the reading position: they show whether a file was truncated and grew again
 _SLOW = 1.5  # times the median of all workers' steps, without waits for others if known
@@ -63,7 +53,7 @@ class RecordReader:
       unix_clock: gives Unix seconds, for the age of the last line that the file has at first.
 
     Attributes:
-      read: the share of the file that has been read.
+      read: the fraction of the file that has been read.
       problem: why the file can't be read; "" if it can.
       skipped: lines that are not of the schema.
       time: the newest event's, Unix seconds.
@@ -161,6 +151,7 @@ class RecordReader:
 
     def _add_line(self, line: bytes, size: int) -> None:
         if _WINDOW.match(line):
+            # Evenly over the record, and in its last lines always.
             room = min(1.0, _WORKERS_BYTES / size) * self._offset
             has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
             self._with_workers += has_workers * len(line)
@@ -201,15 +192,15 @@ class RecordReader:
 
     def _add_workers(self, workers: list[dict[str, Any]], time: float) -> None:
         lane: dict[Any, float] = {_TIME: time}
-        for row in workers:
-            name = _name(row)
+        for entry in workers:
+            name = _name(entry)
             if name not in self._workers and len(self._workers) >= _MOST_WORKERS:
                 continue
-            figures = {key: number for key in _FIGURES if (number := _number(row.get(key))) is not None}
+            figures = {key: number for key in _FIGURES if (number := _number(entry.get(key))) is not None}
             worker = self._workers.setdefault(name, {"seen": self._window_seconds, "figures": {}})
             worker["figures"].update(figures)
             lane.update(((name, key), number) for key, number in figures.items())
-            if row.get("steps") == 0:  # with parameter servers an idle worker is listed too
+            if entry.get("steps") == 0:  # with parameter servers an idle worker is listed too
                 continue
             worker["seen"] = self._window_seconds
             if name in self._faults and self._faults[name][1] != "silent":  # it ends with a warning of its own

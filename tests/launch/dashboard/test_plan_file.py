@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from crankshaft.launch.dashboard import plan_file
 from crankshaft.launch.failures import UsageError
-from crankshaft.launch.monitor import plan_file
 
 STEP = {"seconds": 0.2, "bound": "compute", "network_seconds": 0.05}
 PLAN = {
