@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -89,11 +89,6 @@ class Inventory:
     def keras_optimizers(self) -> list[tf.keras.optimizers.Optimizer]:
         """Keras's optimizers among the attributes themselves, which a step applies directly."""
         return [*tracked(self.trainer, tf.keras.optimizers.Optimizer).values()]
-
-    def options_applied_by(self, optimizer_ids: Collection[int]) -> set[str]:
-        """Finds the options that optimizers apply: those of these `id`s, and Keras's that a step applies directly."""
-        ids = [*optimizer_ids, *map(id, self.keras_optimizers)]
-        return set().union(*(self.applied_options.get(optimizer_id, ()) for optimizer_id in ids))
 
     @property
     def loss_scale(self) -> DynamicLossScale | None:

@@ -94,8 +94,10 @@ class Loop:
         before = self._clock()
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
-            until = min(step, state.next_change(first) or step)
+            # Other weights are frozen from there on, which is another trace: a call ends before it.
+            until = min(step, state.freezing.next_change(first) or step)
             self._due = {id(hook): _next_due(hook, self.status, first) for hook in self._hooks}
+            # No call passes a step at which a hook is due: the hook is to find the variables of that step.
             due = min([until, *(step for step in self._due.values() if step is not None)])
             result = strategy.run(program, due - first)
             after = self._clock()

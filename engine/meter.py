@@ -109,9 +109,9 @@ class Totals:
     def input(self) -> dict[str, float]:
         """Figures of this process's input; empty if no time has passed.
 
-        `input_wait_fraction`: the share of the time in which steps wait for input. For data that steps read, from files
-        or a dataset, also `input_wait_ms`, per step; `input_bytes_per_sec`; and if known, `input_steps_ahead`: for how
-        many steps examples are read ahead, on average over the calls.
+        `input_wait_fraction`: the fraction of the time in which steps wait for input. For data that steps read, from
+        files or a dataset, also `input_wait_ms`, per step; `input_bytes_per_sec`; and if known, `input_steps_ahead`:
+        for how many steps examples are read ahead, on average over the calls.
         """
         if not self.seconds:
             return {}

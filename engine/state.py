@@ -178,10 +178,8 @@ class TrainState:
                 moved[memory] = objects.Moved(())
             average = f"{path}.weight_average"
             for position, name in enumerate(now[average] if before.get(average) else ()):
-                there = [str(before[average].index(name))] if name in before[average] else []
-                moved[_shadow_key(at, str(position))] = objects.Moved(
-                    tuple(_shadow_key(at, shadow) for shadow in there)
-                )
+                there = [_shadow_key(at, before[average].index(name))] if name in before[average] else []
+                moved[_shadow_key(at, position)] = objects.Moved(tuple(there))
         return Matching(moved, tuple(tops), together, fixed_shape, self._reset_unrestored, self._reset_rows)
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
@@ -195,7 +193,7 @@ class TrainState:
             if is_keras_new and isinstance(optimizer, KerasOptimizer):
                 optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
             if average is not None:
-                average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, str(n)))])
+                average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, n))])
         for path, averaged in Inventory(self.trainer).averaged.items():
             if is_new(objects.key_prefix(("trainer", *path.split(".")))):
                 averaged.reset()
@@ -237,10 +235,6 @@ class TrainState:
         for path, optimizer in Inventory(self.trainer).optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
-    def next_change(self, step: int) -> int | None:
-        """Returns the next step that is traced in another way, where a call ends; None if there is none."""
-        return self.freezing.next_change(step)
-
     @property
     def freezing(self) -> Freezing:
         """The weights that are frozen at the run's step."""
@@ -248,7 +242,6 @@ class TrainState:
 
 
 def _slot_prefixes(at: tuple[str, ...], optimizer: Optimizer) -> list[str]:
-    """Returns the key prefixes of the slots of each variable of an optimizer."""
     variables = enumerate(optimizer.all_variables)
     return [objects.key_prefix((*at, "slots", state_key(variable, position))) for position, variable in variables]
 
@@ -282,8 +275,8 @@ def _moved_slots(
     return {**moved, objects.key_prefix((*at, "keras_optimizer")): objects.Moved(())}
 
 
-def _shadow_key(at: tuple[str, ...], position: str) -> str:
-    return objects.key_prefix((*at, "weight_average", "shadows", position))
+def _shadow_key(at: tuple[str, ...], position: int) -> str:
+    return objects.key_prefix((*at, "weight_average", "shadows", str(position)))
 
 
 def _by_table(names: list[str]) -> dict[str, list[int]]:

@@ -46,7 +46,7 @@ class Trainer(tf.Module):
     reduction = Reduction()
     predictions_memory_mb = 1024
 
-    def __init__(self):
+    def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Trainer(tf.Module):
         self.optimizer = make_optimizer(self, self.trainable_variables)
 
     def train_step(self, batch: Any) -> dict[str, Mean]:
-        """Makes one update from this replica's share of a batch, which has the form of the data. Replica code."""
+        """Makes one update from this replica's local batch, which has the form of the data. Replica code."""
         variables = self.trainable_variables
         gradients, metrics = self.compute_gradients(batch)
         gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
@@ -171,7 +171,7 @@ class Trainer(tf.Module):
         return update.end(metrics)
 
     def eval_step(self, batch: Any) -> dict[str, Mean] | tuple[dict[str, Mean], dict[str, Any]]:
-        """Returns the metrics of this replica's share of a batch; with `compute_metrics` also its predictions.
+        """Returns the metrics of this replica's local batch; with `compute_metrics` also its predictions.
 
         Replica code. A step of your own then returns (metrics, predictions) too.
         """

@@ -16,6 +16,7 @@ from .tensorflow import function_attributes, function_graph, has_two_seeds, may_
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 _ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+# Files of the engine that make ops in place of Keras's own, for the program's layers.
 _FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
@@ -54,7 +55,7 @@ def all_called(op: tf.Operation) -> list[tf.Graph]:
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
     """Yields the ops of a graph and of those that it calls."""
     queue = [graph]
-    for searched in queue:
+    for searched in queue:  # which grows meanwhile, as in other searches here
         for op in searched.get_operations():
             yield op
             queue += all_called(op)

@@ -74,14 +74,8 @@ def unseeded_samples(next_seed: Callable[[], tf.Tensor]) -> Iterator[None]:
 
     Otherwise each thread has a generator of its own, with a variable that no checkpoint has.
     """
-    attributes, name = vars(global_state.GLOBAL_STATE_TRACKER), "global_seed_generator"  # as Keras calls it there
-    before = {name: attributes[name]} if name in attributes else {}
-    attributes[name] = _Seeds(next_seed)
-    try:
+    with with_attributes(global_state.GLOBAL_STATE_TRACKER, {"global_seed_generator": _Seeds(next_seed)}):
         yield
-    finally:
-        del attributes[name]
-        attributes.update(before)
 
 
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
@@ -189,11 +183,6 @@ def is_unreset(metric: tf.keras.metrics.Metric) -> bool:
     return is_kept
 
 
-def own_generators(layer: tf.keras.layers.Layer) -> list[tf.keras.random.SeedGenerator]:
-    """Returns a layer's own seed generators, without those of layers in it."""
-    return list(getattr(layer, "_seed_generators", ()))
-
-
 def own_untrained(layer: tf.keras.layers.Layer) -> list[tf.keras.Variable]:
     """Returns the variables that a layer itself created as non-trainable; no frozen ones."""
     return list(layer._non_trainable_variables)
@@ -234,8 +223,8 @@ def added_losses(layer: tf.keras.layers.Layer) -> list[tf.Tensor]:
 
 def seed_generators(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.keras.random.SeedGenerator]:
     """Returns the seed generators of layers and their sublayers, in order, each once."""
-    generators = {id(one): one for layer in all_layers_in(layers) for one in own_generators(layer)}
-    return list(generators.values())
+    found = {id(one): one for layer in all_layers_in(layers) for one in getattr(layer, "_seed_generators", ())}
+    return list(found.values())
 
 
 def moving_statistics(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Variable]:
@@ -478,23 +467,25 @@ def initial_state(policy: str | None) -> dict[str, Any]:
     return state
 
 
-def new_state() -> dict[str, Any]:
-    """Resets Keras's state in this thread to a new process's (names, policy, seed), and returns the former one."""
-    return exchange_state({})
+@contextlib.contextmanager
+def in_new_state() -> Iterator[None]:
+    """Gives this thread a new process's state of Keras (names, policy, seed), so that users' layers are numbered on."""
+    before = exchange_state({})
+    try:
+        yield
+    finally:
+        exchange_state(before)
 
 
 @functools.cache
 def attributes() -> frozenset[str]:
     """Returns the names of all attributes, methods among them, that Keras gives every layer and model."""
-    before = new_state()  # keeps the numbering of the user's layers
-    try:
+    with in_new_state():
         return frozenset({"optimizer", "stop_training", *dir(tf.keras.Model())})
-    finally:
-        exchange_state(before)
 
 
 def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Sets Keras's state in this thread to one returned by `new_state` or this, and returns the former one."""
+    """Sets Keras's state in this thread to one that this returned, {} for a new process's; returns the former one."""
     attributes = vars(global_state.GLOBAL_STATE_TRACKER)  # a threading.local
     before = dict(attributes)
     attributes.clear()
@@ -525,13 +516,8 @@ def initial_shape(value: Any) -> tuple[int, ...] | None:
 @contextlib.contextmanager
 def eager_variables() -> Iterator[None]:
     """Creates variables immediately in this context, where Keras, tracing shapes, would defer them."""
-    before = global_state.get_global_attribute("stateless_scope")
-    global_state.set_global_attribute("stateless_scope", None)
-    try:
-        with tf.init_scope():
-            yield
-    finally:
-        global_state.set_global_attribute("stateless_scope", before)
+    with with_attributes(global_state.GLOBAL_STATE_TRACKER, {"stateless_scope": None}), tf.init_scope():
+        yield
 
 
 def scope_strategy(owner: tf.keras.Model | tf.keras.optimizers.Optimizer) -> tf.distribute.Strategy:
@@ -552,7 +538,7 @@ def belongs_to_current_strategy(owner: tf.keras.Model | tf.keras.optimizers.Opti
 
 @contextlib.contextmanager
 def with_attributes(owner: Any, attributes: Mapping[str, Any]) -> Iterator[None]:
-    """Gives a Keras object other attributes in this context, methods among them, without Keras's tracking of them."""
+    """Gives an object of Keras's other attributes in this context, methods among them, which Keras does not track."""
     instance_attributes = vars(owner)
     before = {name: instance_attributes[name] for name in attributes if name in instance_attributes}
     instance_attributes.update(attributes)
@@ -574,8 +560,9 @@ class TakenOver:
       methods: functions of an object and the method's arguments, by the method's name.
     """
 
-    def __init__(self, methods: Mapping[str, Callable], objects: Iterable = ()):
-        self._methods, self._objects, self._depth = methods, list(objects), 0
+    def __init__(self, methods: Mapping[str, Callable]):
+        self._methods, self._depth = methods, 0
+        self._objects: list[Any] = []
 
     def add(self, taken: Any) -> None:
         """Adds an object, in the context or before it."""
@@ -722,8 +709,8 @@ def _average(optimizer: tf.keras.optimizers.Optimizer, counts: list[tf.Tensor]) 
     is_due = every and (read_local(optimizer._iterations.value) + 1) % every == 0
     for (variable, shadow), done in zip(averages(optimizer), counts, strict=True):
         momentum = tf.where(done > 0, optimizer.ema_momentum, 0.0)
-        value, share = read_local(variable), tf.cast(momentum, variable.dtype)
-        average = share * read_local(shadow) + (1 - share) * value
+        value, fraction = read_local(variable), tf.cast(momentum, variable.dtype)
+        average = fraction * read_local(shadow) + (1 - fraction) * value
         assign_local(shadow, average)
         if every:
             assign_local(variable, tf.where(is_due, average, value))

@@ -247,6 +247,7 @@ def _update_state(metric: tf.keras.metrics.Metric, *arguments, **keywords):
             f"the step updates the metric {metric.name} within tf.cond, a loop or a tf.function, from where its sums "
             "can't be taken; update it at each step, with a weight of 0 where it does not count"
         )
+    # All by position, however the step has passed them.
     given = inspect.signature(update).bind(metric, *arguments, **keywords).args[1:]
     tensors = tuple(tf.convert_to_tensor(tensor) for tensor in given if tensor is not None)
     notes.updates.setdefault(metric, []).append(tensors)
@@ -426,8 +427,8 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
         return OutputLoss(tf.reduce_sum(values), *((size,) if weights is None else (tf.reduce_sum(weights), False)))
     if mask is None:
         return OutputLoss(tf.reduce_sum(values), size)
-    share = tf.reduce_mean(tf.cast(mask, tf.float32))  # of the entries that count
-    return OutputLoss(tf.reduce_sum(values), size * share, is_even=False)
+    fraction = tf.reduce_mean(tf.cast(mask, tf.float32))  # of the entries that count
+    return OutputLoss(tf.reduce_sum(values), size * fraction, is_even=False)
 
 
 def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -480,13 +481,6 @@ class Metric(NamedTuple):
         return self
 
 
-def _build(container: CompileMetrics, y_true, y_pred) -> None:
-    try:
-        container.build(y_true, y_pred)
-    except ValueError as error:  # its reason is not in its first line
-        raise UsageError(" ".join(str(error).split())) from error
-
-
 class Metrics:
     """The metrics of `compile`, by the names that Keras's logs have.
 
@@ -495,19 +489,21 @@ class Metrics:
     """
 
     def __init__(self, model: tf.keras.Model, y_true, y_pred):
-        compiled, names = arguments(model), getattr(model, "output_names", None)
-        self._compile_metrics = CompileMetrics(compiled["metrics"], compiled["weighted_metrics"], output_names=names)
-        for container in (self._compile_metrics, model._compile_metrics):  # callbacks read the model's own
-            if not container.built:
-                _build(container, y_true, y_pred)
-        for is_weighted, of_outputs in (
-            (False, self._compile_metrics._flat_metrics),
-            (True, self._compile_metrics._flat_weighted_metrics),
-        ):
-            for output, several in enumerate(of_outputs):
+        given, names = arguments(model), getattr(model, "output_names", None)
+        compiled = CompileMetrics(given["metrics"], given["weighted_metrics"], output_names=names)
+        for container in (compiled, model._compile_metrics):  # callbacks read the model's own
+            if container.built:
+                continue
+            try:
+                container.build(y_true, y_pred)
+            except ValueError as error:  # its reason is not in its first line
+                raise UsageError(" ".join(str(error).split())) from error
+        for is_weighted, by_output in ((False, compiled._flat_metrics), (True, compiled._flat_weighted_metrics)):
+            for output, several in enumerate(by_output):
                 if several:
                     several.metrics = [Metric(metric, output, is_weighted) for metric in several.metrics]
-        self.by_name: dict[str, Metric] = self._compile_metrics.result()
+        self._compile_metrics = compiled
+        self.by_name: dict[str, Metric] = compiled.result()
 
     def flat(self, y) -> Sequence:
         """Returns labels, outputs or their weights as a list by the outputs' numbers."""

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.saving.serialization_lib import SafeModeScope
 
-from .keras import exchange_state, layers_in, new_state
+from .keras import in_new_state, layers_in, with_attributes
 
 # Attributes of layers and variables that configurations may omit, and that are copied unchanged.
 _LAYER_ATTRIBUTES = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")
@@ -30,6 +30,7 @@ def copied(model: tf.keras.Model) -> tf.keras.Model:
     compiled, model.compiled = model.compiled, False  # else Keras would also create the optimizer's variables
     try:
         with SafeModeScope(False):  # the objects exist here, and are not read from a file
+            # Functional models, which may be of a class of the user's, have this method.
             if isinstance(model, tf.keras.Sequential) or hasattr(model, "_run_through_graph"):
                 return tf.keras.models.clone_model(model, clone_function=_copied_layer, recursive=True)
             return _made_again(model)
@@ -90,14 +91,11 @@ def _shape_and_dtype(variable: tf.keras.Variable) -> str:
 @functools.cache
 def _keras_attributes() -> frozenset[str]:
     """Returns the attributes of layers and models that are Keras's own."""
-    before = new_state()  # keeps the numbering of the user's layers
-    try:
+    with in_new_state():
         inputs = tf.keras.Input([1])
         blank = tf.keras.Model(inputs, tf.keras.layers.Identity()(inputs))
         blank.compile(optimizer=None)
         return frozenset(vars(blank))
-    finally:
-        exchange_state(before)
 
 
 def _differing(theirs: Any, mine: Any, but: Set[str]) -> Iterator[tuple[str, Any]]:
@@ -159,11 +157,8 @@ def optimizer_config(optimizer: tf.keras.optimizers.Optimizer) -> dict[str, Any]
     rate = optimizer._learning_rate
     if not callable(rate):
         return optimizer.get_config()
-    try:
-        vars(optimizer)["_learning_rate"] = None
+    with with_attributes(optimizer, {"_learning_rate": None}):
         return {**optimizer.get_config(), "learning_rate": rate}
-    finally:
-        vars(optimizer)["_learning_rate"] = rate
 
 
 def copied_optimizer(optimizer: tf.keras.optimizers.Optimizer) -> tf.keras.optimizers.Optimizer:

@@ -171,7 +171,10 @@ def is_only_replica() -> bool:
 
 @contextlib.contextmanager
 def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
-    """Changes the class of this replica's context within, to a subclass with other members."""
+    """Changes the class of this replica's context within, to a subclass with other members.
+
+    It stays the replica's own context: in TensorFlow's default one each replica would update all copies of a variable.
+    """
     replica = tf.distribute.get_replica_context()
     before = type(replica)
     context = getattr(before, "unextended", before)
@@ -252,7 +255,7 @@ def own_initial_values(
         def initial_value() -> tf.Tensor:
             if not tf.executing_eagerly():  # there is no value yet
                 return make()
-            extended._num_workers = 1
+            extended._num_workers = 1  # among more TensorFlow would broadcast
             try:
                 value = make()
             finally:

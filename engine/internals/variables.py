@@ -99,6 +99,7 @@ def update_alone(variable: tf.Variable, terms: Sequence[tf.Tensor], update: Call
       update: `update(*terms)` returns the op that assigns it.
     """
     with on_server(variable):
+        # A constant is made here again: as an input it would be one more message from the worker.
         constants = map(tf.get_static_value, terms)
         here = [tf.identity(x) if c is None else tf.constant(c, x.dtype) for x, c in zip(terms, constants, strict=True)]
         with tf.control_dependencies(here):

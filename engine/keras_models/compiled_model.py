@@ -57,10 +57,8 @@ def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) ->
             clip_value=optimizer.clipvalue or 0.0,
         )
     for name, argument in _SET_BY_COMPILE.items():
-        if getattr(options, name) not in (
-            getattr(StepOptions(), name),
-            getattr(compiled, name) if name in CLIPS else None,
-        ):
+        allowed = getattr(StepOptions(), name), getattr(compiled, name) if name in CLIPS else None
+        if getattr(options, name) not in allowed:
             raise UsageError(
                 f"{name} is set, and the model is compiled with an optimizer; set the {argument} in compile"
             )

@@ -159,11 +159,7 @@ class KerasCallbacks(Windowed):
         self._unreset = getattr(state.trainer, "unreset", ())
         if self._unreset:
             self._run = meter.window(f"{self.name}_run")
-        holding = [
-            callback
-            for callback in self._callbacks
-            if "EarlyStopping" in _kinds(callback) and callback.restore_best_weights
-        ]
+        holding = [one for one in self._callbacks if "EarlyStopping" in _kinds(one) and one.restore_best_weights]
         self._best = {callback: state.of_hooks.variable(f"best_weights_{i}") for i, callback in enumerate(holding)}
         self._attributes_of = {
             callback: (Attributes(callback, state.variables, names), f"attributes_{i}")
@@ -211,14 +207,18 @@ class KerasCallbacks(Windowed):
             (self._attributes if is_copy else self._refused)["compile"] = _refusing("compile", why)
         if has_own_optimizer or strategy.num_hosts > 1 or not strategy.updates_here:
             _check(self.callbacks, _INSTEAD_ON_SEVERAL)
-        self._called = [
-            candidate for candidate in self._callbacks if status.strategy.is_chief or not _is_on_chief(candidate)
-        ]
-        # All processes stop at the same steps.
-        rows = status.strategy.exchange([self._at_batches, self._at_test_batches])
+        self._called = [one for one in self._callbacks if strategy.is_chief or not _is_on_chief(one)]
+        # All processes stop at the same steps, also for batch methods of a callback that only the chief calls.
+        rows = strategy.exchange([self._at_batches, self._at_test_batches])
         at_batches, at_test_batches = zip(*rows, strict=True)
         self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
-        params = self._params(status)
+        epochs, steps = None, self.epoch_steps or self._period.steps
+        if (ends := self._period.within or self._period.steps) % steps:
+            logging.warning("steps_per_epoch=%d: an epoch ends early where the data does, after %d steps", steps, ends)
+        if status.until_step is not None:
+            number, begun = self._period.position(status.until_step)
+            epochs = self._first_epoch + number + (begun > 0)
+        params = {"epochs": epochs, "steps": steps, "verbose": self._verbose}
         with self._calling():
             for callback in self._called:
                 # In what it takes for the last epoch it would lose the weights from which a longer run continues.
@@ -251,16 +251,6 @@ class KerasCallbacks(Windowed):
             status.stop = status.stop or _STOP
         elif not (status.last or self.is_pending):
             self._begin_epoch(status)
-
-    def _params(self, status: Status) -> dict[str, Any]:
-        """Returns the callbacks' `params`: Keras's of `fit`."""
-        epochs, steps = None, self.epoch_steps or self._period.steps
-        if (ends := self._period.within or self._period.steps) % steps:
-            logging.warning("steps_per_epoch=%d: an epoch ends early where the data does, after %d steps", steps, ends)
-        if status.until_step is not None:
-            number, begun = self._period.position(status.until_step)
-            epochs = self._first_epoch + number + (begun > 0)
-        return {"epochs": epochs, "steps": steps, "verbose": self._verbose}
 
     def _begin_again(self, status: Status, *methods: str) -> list[str]:
         """Calls methods, repeats those that began the epoch and the batch, and restores the callbacks' state.
@@ -519,7 +509,6 @@ def _check(callbacks: Iterable[tf.keras.callbacks.Callback], instead: Mapping[st
 
 
 def _unpacked(values: bytes, weights: Iterable[tf.keras.Variable]) -> list[np.ndarray]:
-    """Splits the bytes of these weights' values into an array per weight."""
     arrays, start = [], 0
     for weight in weights:
         array = np.frombuffer(values, np.dtype(weight.dtype), int(np.prod(weight.shape)), start)
@@ -548,13 +537,14 @@ def _overrides(callback: tf.keras.callbacks.Callback, names: Sequence[str]) -> b
 
 def _callback_state(callback: tf.keras.callbacks.Callback) -> dict[str, Any]:
     """Returns a callback's entry in checkpoints, plain JSON; its state is None if there is none."""
-    state, kind = None, type(callback).__name__
+    state: Any
     if hasattr(callback, "get_state"):
         state = callback.get_state()
     else:
         attributes = next((names for name, names in _STATE_ATTRIBUTES.items() if name in _kinds(callback)), None)
         state = attributes and {name: vars(callback)[name] for name in attributes if name in vars(callback)}
-    return {"kind": kind, "state": json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))}
+    plain = json.loads(json.dumps(state, default=lambda x: np.asarray(x).tolist()))
+    return {"kind": type(callback).__name__, "state": plain}
 
 
 def _saved_apart(callback: tf.keras.callbacks.Callback) -> Collection[str] | None:

@@ -124,6 +124,7 @@ class KerasTrainer(Trainer):
         def __init__(self, **arguments):
             cls.__init__(self, **arguments)
 
+        # A run checks `model_arg` by the constructor's signature.
         self_parameter = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         named = [
             parameter for parameter in inspect.signature(make).parameters.values() if parameter.kind not in _COLLECTS
@@ -194,6 +195,7 @@ class KerasTrainer(Trainer):
 
     def _copied(self, source: tf.keras.Model) -> tf.keras.Model:
         """Returns a built copy of a compiled model, with its weights if it has any."""
+        # Layers are compared with their copies when both are built, or neither: building adds variables and attributes.
         with _by_configuration(source):
             copy = keras_copy.copied(source)
             copy.compile(**keras_compile.arguments(source))
@@ -547,7 +549,7 @@ class KerasTrainer(Trainer):
         return weighed_by(self._sums[name](labels, predictions, *weighed), weigh, weights is not None)
 
     def _batch_losses(self, outputs, batch, weights) -> tuple[tf.Tensor, dict[str, Pair]]:
-        """Returns the loss, times the examples of this replica's share of the batch, and a pair of each output's.
+        """Returns the loss, times the examples of this replica's local batch, and a pair of each output's.
 
         The sum across replicas, divided by all examples, is then Keras's of the global batch.
         """
@@ -559,7 +561,7 @@ class KerasTrainer(Trainer):
                 "in training, of which its losses are; return the same, or leave evaluations out"
             )
         size, fields, steps = _size(batch), form.fields(batch), self.run_context.options.accumulate_steps
-        features, (labels, example_weights), share = fields.features, self._weighed(fields.labels), None
+        features, (labels, example_weights), fraction = fields.features, self._weighed(fields.labels), None
         weights = example_weights if weights is None else weights
         if self._whole_batch_losses:
             if step_context().is_training and steps > 1:
@@ -569,12 +571,12 @@ class KerasTrainer(Trainer):
                 )
             features = features if self._own_loss else None
             # Such a loss, say of a correlation, is not a sum over examples: each replica computes it of all replicas'
-            # examples, and counts its own share of it.
+            # examples, and counts the fraction of it that its own examples are.
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
-            share = size / _size(outputs)
+            fraction = size / _size(outputs)
         if self._own_loss:
             loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
-            return size * loss, {name: self._updated(name, update, size, share) for name, update in updates.items()}
+            return size * loss, {name: self._updated(name, update, size, fraction) for name, update in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
             if self._whole_batch_losses:  # the same on each replica
@@ -596,13 +598,13 @@ class KerasTrainer(Trainer):
         total, by_name = self._losses.total(labels, outputs, weights, divided)
         return total, {name: Mean(output_total, size) for name, output_total in by_name.items()}
 
-    def _updated(self, name: str, updates: list[tuple], size: tf.Tensor, share: tf.Tensor | None = None) -> Pair:
+    def _updated(self, name: str, updates: list[tuple], size: tf.Tensor, fraction: tf.Tensor | None = None) -> Pair:
         """Computes a batch's contribution to a metric that layers or `compute_loss` update.
 
         Args:
           updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
-          share: this replica's part of the batch, if the arguments are of the global batch.
+          fraction: of the global batch's examples those of this replica, if the arguments are of the global batch.
         """
         if name in self._sums:
             with self._kept.made():
@@ -610,16 +612,18 @@ class KerasTrainer(Trainer):
         else:
             pairs = [Mean(tf.cast(arguments[0], tf.float32) * size, size) for arguments in updates]
         total, count = (tf.add_n(parts) for parts in zip(*pairs, strict=True))
-        whole = type(pairs[0])(total if share is None or name not in self._sums else total * share, count)
+        whole = type(pairs[0])(total if fraction is None or name not in self._sums else total * fraction, count)
         return weighed_by(whole, None, has_weights=True)  # in the arguments, if the model takes any
 
     def _forward_losses(self, batch, training: bool) -> BatchLosses:
         with self._kept.noted() as updates:
             losses = super()._forward_losses(batch, training)
-        return losses._replace(metrics=lambda: {**self._layer_pairs(updates, batch), **losses.metrics()})
 
-    def _layer_pairs(self, updates: dict[str, list[tuple]], batch) -> dict[str, Pair]:
-        return {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
+        def metrics() -> dict[str, Pair]:
+            kept = {name: self._updated(name, update, _size(batch)) for name, update in updates.items()}
+            return {**kept, **losses.metrics()}
+
+        return losses._replace(metrics=metrics)
 
     def _with_penalties(self, loss: Mean | SumOfMeans, batch) -> Mean | SumOfMeans | None:
         whole = super()._with_penalties(loss, batch)

@@ -1,6 +1,6 @@
 """A compiled model's own `train_step` and `test_step`, run as they are, on any number of replicas.
 
-In the step each replica sees its share of the batch as if it were alone. Replicas meet where the model calls `apply` of
+In the step each replica sees its local batch as if it were alone. Replicas meet where the model calls `apply` of
 one of its optimizers: the engine sums the gradients, each replica's weighted by its examples, and makes the update.
 Metrics are not updated there, since each replica would update its own: the arguments are noted, and the sums that the
 metrics add up for them are merged as any others.
@@ -59,14 +59,14 @@ class _Step:
     """A step that is traced on this replica.
 
     Attributes:
-      examples: the examples of this replica's share of the batch, scalar float32.
-      share: this replica's part of the global batch's examples, scalar float32; None until a metric needs it.
+      examples: the examples of this replica's local batch, scalar float32.
+      fraction: of the global batch's examples those of this replica, scalar float32; None until a metric needs it.
       has_summed: whether replicas have met, with which moving statistics are averaged.
       ended: the metrics of each `Update.end`.
     """
 
     examples: tf.Tensor
-    share: tf.Tensor | None = None
+    fraction: tf.Tensor | None = None
     has_summed: bool = False
     ended: list[dict[str, Mean]] = dataclasses.field(default_factory=list)
 
@@ -158,12 +158,14 @@ class OwnSteps:
         arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec), specs)
         traced = function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
         if method == "train_step" and strategy.num_replicas_in_sync > 1:
-            self._warn_of_shares(traced.graph)
+            self._warn_of_local_batches(traced.graph)
 
-    def _warn_of_shares(self, graph: tf.Graph) -> None:
-        """Warns if the step relates a batch's examples to each other: it gets those of a replica's share alone."""
-        products = (op for op in graphs.operations(graph) if op.type == "MatMul")
-        causes = ["products of examples with examples"] if any(map(_pairs_examples, products)) else []
+    def _warn_of_local_batches(self, graph: tf.Graph) -> None:
+        """Warns if the step relates a batch's examples to each other: it gets those of a local batch alone."""
+        shapes = [op.outputs[0].shape for op in graphs.operations(graph) if op.type == "MatMul"]
+        # The number of examples is unknown in this trace: two unknown axes are a row and a column for each example.
+        has_pairs = any(shape.rank == 2 and shape.as_list() == [None, None] for shape in shapes)
+        causes = ["products of examples with examples"] if has_pairs else []
         layers = (x for x in keras.layers_in(self._model) if isinstance(x, tf.keras.layers.BatchNormalization))
         causes += ["batch normalization"] if any(not (x.synchronized or not x.trainable) for x in layers) else []
         if causes:
@@ -193,7 +195,7 @@ class OwnSteps:
         self._applied[id(optimizer)] = _Applied(engines, options, scale)
 
     def train(self, batch) -> dict[str, Pair]:
-        """Runs `train_step` on this replica's share of a batch. Replica code."""
+        """Runs `train_step` on this replica's local batch. Replica code."""
         step = _Step(num_examples(batch))
         pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
         if not step.ended:
@@ -210,7 +212,7 @@ class OwnSteps:
         return {**pairs, "gradient_norm": norm, "skipped": Mean(skipped, tf.constant(1.0))}
 
     def test(self, batch) -> dict[str, Pair]:
-        """Runs `test_step` on this replica's share of a batch. Replica code."""
+        """Runs `test_step` on this replica's local batch. Replica code."""
 
         def refuse(optimizer, *_, **__):
             raise UsageError(f"{self._name}.test_step applies {optimizer.name}; train in train_step")
@@ -312,15 +314,15 @@ class OwnSteps:
         return {name: weighed_by(pair, None, has_weights=True) for name, pair in pairs.items()}
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
-        """Adds up what the updates of a metric with a batch, or with this replica's share of it, contribute."""
+        """Adds up what the updates of a metric with a batch, or with this replica's local batch, contribute."""
         states = []
         for arguments in updates:
             state = self._sums[metric].update(*arguments)
             if not self._trainer.reduction.alone() and not _counts_examples(arguments, metric, step):
                 # A number of the batch counts once, however many replicas there are.
-                if step.share is None:
-                    step.share = step.examples / self._trainer.reduction.sum_counts(step.examples)
-                state = type(state)(state.total * step.share, state.count)
+                if step.fraction is None:
+                    step.fraction = step.examples / self._trainer.reduction.sum_counts(step.examples)
+                state = type(state)(state.total * step.fraction, state.count)
             states.append(state)
         return type(states[0])(*(tf.add_n(parts) for parts in zip(*states, strict=True)))
 
@@ -368,16 +370,11 @@ def _find_result(value, results: Sequence[tuple]) -> tuple | None:
     return None
 
 
-def _pairs_examples(product: tf.Operation) -> bool:
-    """Returns whether a product has a row and a column for each example: both axes are of unknown size."""
-    return product.outputs[0].shape.rank == 2 and product.outputs[0].shape.as_list() == [None, None]
-
-
 def _counts_examples(arguments: Sequence[tf.Tensor], metric, step: _Step) -> bool:
-    """Returns whether an update with a replica's share adds up over replicas: it has a row, or a weight, by example."""
+    """Returns whether an update with a local batch adds up over replicas: it has a row, or a weight, by example."""
     static = tf.get_static_value(step.examples)
     if any(x.shape.rank is None or (x.shape.rank and x.shape[0] in (None, static)) for x in arguments):
         return True
     if not keras_compile.is_mean(metric) or len(arguments) < 2:
         return False
-    return tf.get_static_value(arguments[1]) in (None, static)  # such as the size of the share
+    return tf.get_static_value(arguments[1]) in (None, static)  # such as the size of the local batch

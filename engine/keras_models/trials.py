@@ -55,13 +55,13 @@ def not_additive(
     random = np.random.default_rng(0)
 
     def sampled(examples: int) -> list:
-        def of(spec, is_label):
+        def to_sample(spec, is_label):
             if spec is None:
                 return None
             return sample(tf.as_dtype(spec.dtype), spec.shape[1:], examples, random, is_label)
 
         return [
-            tf.nest.map_structure(functools.partial(of, is_label=i == 1), structure)
+            tf.nest.map_structure(functools.partial(to_sample, is_label=i == 1), structure)
             for i, structure in enumerate(specs)
         ]
 

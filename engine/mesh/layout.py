@@ -93,8 +93,8 @@ class _Group(Axis):
     """Some replicas of a strategy, with collectives of their own.
 
     Args:
-      rank_of: maps a replica's id to its number within its group.
-      collectives_of: the collectives of a replica's group, by the replica's id, for each replica in this process.
+      to_rank: maps a replica's id to its number within its group.
+      group_collectives: the collectives of a replica's group, by the replica's id, for each replica in this process.
     """
 
     size = 1  # an attribute that each group sets; `Axis` computes its own
@@ -103,19 +103,19 @@ class _Group(Axis):
         self,
         name: str,
         size: int,
-        rank_of: Callable[[int], int],
-        collectives_of: dict[int, Collectives],
+        to_rank: Callable[[int], int],
+        group_collectives: dict[int, Collectives],
         distribution: tf.distribute.Strategy,
     ):
         super().__init__(name)
         self._distribution = distribution
         self.size = size
-        self._rank_of = rank_of
-        self._collectives_of = collectives_of
+        self._to_rank = to_rank
+        self._group_collectives = group_collectives
 
     @property
     def rank(self) -> int:
-        return self._rank_of(replica_id()) if self._in_replica() else 0
+        return self._to_rank(replica_id()) if self._in_replica() else 0
 
     def all_reduce(self, value):
         if self.size == 1 or not self._in_replica():  # Keras builds layers outside of replicas for their shapes
@@ -159,7 +159,7 @@ class _Group(Axis):
         return False
 
     def _own(self) -> Collectives:
-        return self._collectives_of[replica_id()]
+        return self._group_collectives[replica_id()]
 
 
 class Mesh:
@@ -192,12 +192,13 @@ class Mesh:
             raise UsageError(f"model={model} does not divide {replicas} replicas")
         devices = distribution.extended.worker_devices
         local = local_replicas(distribution)
+        # One for all groups of a replica: collectives within a process hang if nothing orders those of its groups.
         tokens = [ordering_token(device) for device in devices]
 
-        def groups(size: int, number: int, group_of: Callable[[int], int]) -> dict[int, Collectives]:
+        def groups(size: int, number: int, to_group: Callable[[int], int]) -> dict[int, Collectives]:
             keys = [next(_keys) for _ in range(number)]
             local_devices = zip(local, devices, tokens, strict=True)
-            return {r: Collectives(keys[group_of(r)], size, device, token) for r, device, token in local_devices}
+            return {r: Collectives(keys[to_group(r)], size, device, token) for r, device, token in local_devices}
 
         data = replicas // model
         axes = {
@@ -218,7 +219,7 @@ class Mesh:
         return self._model_size > 1
 
     def batch_share(self, replica: int, replicas: int) -> tuple[int, int]:
-        """Returns which share of a batch a replica gets: (its number, how many there are)."""
+        """Returns which shard of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 
     def zero_except_first_model_rank(self, count: tf.Tensor) -> tf.Tensor:

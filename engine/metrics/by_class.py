@@ -23,10 +23,10 @@ def report(confusion: np.ndarray) -> dict[str, Any]:
     """
     right = np.diagonal(confusion)
     predicted, support = confusion.sum(0), confusion.sum(1)
-    shares = {"precision": (right, predicted), "recall": (right, support), "f1": (2 * right, predicted + support)}
+    fractions = {"precision": (right, predicted), "recall": (right, support), "f1": (2 * right, predicted + support)}
     return {
         "matrix": confusion.tolist(),
-        **{name: np.divide(a, b, out=np.zeros(len(a)), where=b > 0).tolist() for name, (a, b) in shares.items()},
+        **{name: np.divide(a, b, out=np.zeros(len(a)), where=b > 0).tolist() for name, (a, b) in fractions.items()},
         "support": support.tolist(),
     }
 
@@ -34,10 +34,10 @@ def report(confusion: np.ndarray) -> dict[str, Any]:
 def picture(confusion: np.ndarray) -> np.ndarray:
     """Draws a confusion matrix: [pixels, pixels, 3] uint8, labels downwards, predictions to the right.
 
-    A cell is darker the larger its share of its label's examples.
+    A cell is darker the larger its fraction of its label's examples.
     """
-    shares = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
-    cells = (_LOW + shares[..., np.newaxis] * (_HIGH - _LOW)).astype(np.uint8)
+    fractions = confusion / np.maximum(confusion.sum(1, keepdims=True), 1)
+    cells = (_LOW + fractions[..., np.newaxis] * (_HIGH - _LOW)).astype(np.uint8)
     side = max(3, _PIXELS // len(confusion))
     drawn = cells.repeat(side, 0).repeat(side, 1)
     drawn[::side] = drawn[:, ::side] = 200  # lines between cells

@@ -46,7 +46,7 @@ def compute(trainer: Any, strategy: Any, predictions: Callable[[], Predictions],
         except Exception as error:
             if strategy.num_hosts == 1:
                 raise
-            failure = error
+            failure = error  # raised only after the exchange, in which the others wait
     if strategy.num_hosts == 1:
         return computed
     line = failure and f"{type(failure).__name__}: {reason(failure)}"

@@ -227,7 +227,6 @@ def as_pair(pair: Any, owner: str, weights: Any = None, is_loss: bool = False, c
 
 
 def _suggestion(returned: Any) -> str:
-    """Returns the cure for a result that is not a pair."""
     if isinstance(returned, (dict, tuple, list)):  # e.g. a loss per output, or the sum of two pairs
         return (
             "add up what belongs to an example, and return one pair: crankshaft.mean(losses + others); or, each over "

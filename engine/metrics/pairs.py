@@ -1,4 +1,4 @@
-"""The kinds of (total, count) pairs, which merge exactly for any sizes of batches and replicas' shares."""
+"""The kinds of (total, count) pairs, which merge exactly for any sizes of batches, global and local."""
 
 from __future__ import annotations
 

@@ -88,11 +88,8 @@ class Ranking:
         logits, labels, weights = rows[np.isfinite(rows[:, 0]) & (rows[:, 2] != 0)].T
         binary = (labels == 0) | (labels == 1)
         self.wrong = np.array([labels[~binary].sum(), (~binary).sum()], np.float64)
-        logits, positives, weights = (
-            logits[binary].astype(np.float32),
-            (labels * weights)[binary],
-            weights[binary],
-        )
+        positives, weights = (labels * weights)[binary], weights[binary]
+        logits = logits[binary].astype(np.float32)
         self._bins: list[tuple] = [(logits, logits, positives, weights - positives)]
 
     def __add__(self, other: Ranking) -> Ranking:

@@ -53,12 +53,11 @@ class RowSpec(NamedTuple):
 
 def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
     """Returns the pairs that training adds up: a histogram for an `Auc`, and no confusion matrix."""
-
-    def dense(pair):
-        sparse = isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices)
-        return Auc(ranking.histogram(*pair), tf.zeros([])) if sparse else pair
-
-    return {name: dense(pair) for name, pair in metrics.items() if not isinstance(pair, Confusion)}
+    kept = {name: pair for name, pair in metrics.items() if not isinstance(pair, Confusion)}
+    for name, pair in kept.items():
+        if isinstance(pair, Auc) and isinstance(pair.total, tf.IndexedSlices):
+            kept[name] = Auc(ranking.histogram(*pair), tf.zeros([]))
+    return kept
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
@@ -244,6 +243,7 @@ class Sums(LazyMerge[Mapping[str, "_Sum | Pair"]]):
         """
         values = self.values()
         for name, pair in values.items():
+            # Scores alone: all other sums are those of all processes, by the exchange that ends each call.
             if isinstance(pair, ExactAuc):
                 rankings = map(ranking.Ranking.from_bytes, exchange_bytes(pair.total.to_bytes()))
                 values[name] = ExactAuc(functools.reduce(operator.add, rankings), 0.0)
@@ -282,6 +282,7 @@ def _two_sum(a: Any, a_error: Any, b: Any, b_error: Any) -> tuple[Any, Any]:
     error = (a - (rounded - from_b)) + (b - from_b) + (a_error + b_error)
     total = rounded + error
     error = error - (total - rounded)
+    # The error of an infinite sum is NaN, which would make the sum NaN, too.
     if isinstance(total, float):
         return (total, error) if math.isfinite(total) else (rounded, 0.0)
     finite = np.isfinite(total)

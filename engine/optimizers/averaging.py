@@ -112,6 +112,7 @@ class WeightAverage(tf.Module, Shadows):
         """Makes a shadow for each variable, equal to it. Call it in the strategy's scope."""
         strategy, shadows = tf.distribute.get_strategy(), []
         for i, variable in enumerate(map(tf_variable, variables)):
+            # On the same server, so that an update of an average sends no weights.
             with strategy.extended.colocate_vars_with(variable):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
             shards.mark(shadows[-1], shards.variable_sharding(variable))
@@ -185,8 +186,7 @@ class Averaged(tf.keras.Model):
         self.model = _clone(model) if copy is None else copy
         self.model.trainable = False
         pairs = list(zip(map(tf_variable, model.weights), map(tf_variable, self.model.weights), strict=False))
-        same_count = len(model.weights) == len(self.model.weights)
-        if not same_count or any(variable.shape != shadow.shape for variable, shadow in pairs):
+        if len(model.weights) != len(self.model.weights) or any(v.shape != shadow.shape for v, shadow in pairs):
             raise UsageError(
                 f"Averaged: {model.name} has {len(model.weights)} weights, and its copy {len(self.model.weights)}, or "
                 "others; build the model first (crankshaft.build_layers), and pass a copy=self.build_model(), "

@@ -123,6 +123,7 @@ class Optimizer(tf.Module):
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
+        # On one server, from which a step reads all three as one tensor (`read_progress`).
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
             counts = tf.zeros([len(variables)], tf.int64)
@@ -311,6 +312,7 @@ class Optimizer(tf.Module):
             assign_local(target.whole.variable, value)
         for target in updated:
             if constraint := getattr(target.original, "constraint", None):  # of a Keras variable
+                # In the engine's scope, or the checks would take it for an assignment of the step's own.
                 with tf.name_scope(ENGINE_SCOPE):
                     assign_local(target.variable, constraint(target.read()))
         # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
@@ -458,7 +460,7 @@ class FusedOptimizer(Optimizer):
         for server, group in by_server.items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
             here = scalars
-            if server is not None:
+            if server is not None:  # each message costs more than a small step's update
                 here, values = self._send(server, group, values, scalars)
             with contextlib.nullcontext() if server is None else tf.device(server):
                 by_variable = {name: tf.unstack(value) for name, value in here.items() if value.shape.rank}
@@ -496,9 +498,8 @@ def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tenso
     before, count = freed[id(target.variable)]
     with on_server(target.variable):
         here = {name: tf.identity(x) for name, x in terms.items()}
-        with tf.control_dependencies(
-            [*here.values()]
-        ):  # so that nothing waits for another host between this and the update
+        # Counted only once all terms are there, so that nothing waits for another host between this and the update.
+        with tf.control_dependencies([*here.values()]):
             now = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype)
         tf.cond(tf.equal(now, before), lambda: update(**here), lambda: None)
 
@@ -516,7 +517,6 @@ def plain_settings(optimizer: Any) -> dict[str, Any]:
 
 @functools.cache
 def _arguments(kind: Any) -> list[str]:
-    """Returns the names of a class's constructor's arguments, including its bases'."""
     return sorted({name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters})
 
 

@@ -29,6 +29,7 @@ class DynamicLossScale(tf.Module):
 
     def build(self) -> None:
         """Makes the two variables, which checkpoints keep. Call it on the host, in the strategy's scope."""
+        # Each replica assigns its own copy, and all assign the same.
         kind = {"trainable": False, "aggregation": tf.VariableAggregation.ONLY_FIRST_REPLICA}
         self.value = tf.Variable(self.initial, dtype=tf.float32, name="loss_scale", **kind)
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)

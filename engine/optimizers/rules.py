@@ -117,6 +117,8 @@ class Adam(FusedOptimizer):
         return {"m": 0.0, "v": 0.0}
 
     def scalars(self, learning_rate: Tensor, step: Tensor) -> dict[str, Any]:
+        # In float32, 1 - 0.999 would make each step 7e-6 too long. The dense kernel averages by betas that are rounded
+        # to float32, so its rate is corrected for these; a sparse update is computed here, by the betas themselves.
         rate = tf.cast(learning_rate, tf.float64)
         m, v = (_in_kernel(beta) for beta in (self.beta_1, self.beta_2))
         return {

@@ -64,7 +64,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
         warm-up, and steps in the arguments are counted from there.
       warmup_steps: updates of the warm-up; 0 for none.
       **arguments: those of the schedule:
-        cosine: alpha=0.0 (the last rate as a share of the first), decay_steps.
+        cosine: alpha=0.0 (the last rate as a fraction of the first), decay_steps.
         cosine_restarts: first_decay_steps (of the first period), t_mul=2.0 (each period's length relative to the one
           before), m_mul=1.0 (each period's first rate, relative to the one before), alpha=0.0. Loshchilov and Hutter,
           https://arxiv.org/abs/1608.03983.
@@ -91,8 +91,7 @@ def build(name, learning_rate, total_steps, warmup_steps=0, **arguments):
             f"for the schedule; use at most {max(total_steps - 1, 0)}"
         )
     make = _SCHEDULES[schedule_name]
-    positional = {"learning_rate", "remaining_steps"}
-    names = parameters(make).keys() - positional
+    names = parameters(make).keys() - {"learning_rate", "remaining_steps"}
     check_arguments(f"schedule {schedule_name}", arguments, names, ARGUMENTS)
     schedule = make(float(learning_rate), total_steps - warmup_steps, **arguments)
     return WarmUp(schedule, warmup_steps) if warmup_steps else schedule

@@ -55,6 +55,7 @@ def declared() -> Iterator[dict[int, Aggregated]]:
         on_read = keywords.get("synchronization") == tf.VariableSynchronization.ON_READ
         if by == tf.VariableAggregation.NONE or on_read or keywords.get("trainable") is not False:
             return next_creator(**keywords)
+        # With the declared one TensorFlow would aggregate at each assignment, by a sum that may not be in a loop.
         variable = next_creator(**{**keywords, "aggregation": tf.VariableAggregation.NONE})
         by_id[id(variable)] = Aggregated(variable, by)
         return variable
@@ -63,18 +64,13 @@ def declared() -> Iterator[dict[int, Aggregated]]:
         yield by_id
 
 
-def read_accumulators(state: Sequence[Aggregated]) -> dict[int, tf.Tensor]:
-    """Reads the variables to which replicas add, by `id`, as a step begins, for `terms`."""
-    return {id(variable): read_local(variable) for variable, by in state if by == SUM}
-
-
 def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf.Tensor]) -> list[tf.Tensor]:
     """Returns this replica's terms of the sums for `assign`, float32. Replica code.
 
     Args:
       state: the variables that the step has assigned.
       count: scalar float32, this replica's number of examples, its weight in means.
-      before: the values from `read_accumulators`, read as the step began.
+      before: the values of `Reduction.values_at_start`, read as the step began.
     """
     step = step_context()
     counts = tf.constant(True) if step.has_examples is None else step.has_examples
@@ -87,6 +83,7 @@ def terms(state: Sequence[Aggregated], count: tf.Tensor, before: Mapping[int, tf
     def term(variable: Any, by: tf.Tensor) -> tf.Tensor:
         value = read_local(tf_variable(variable))
         if by == MEAN:
+            # Chosen, not multiplied by 0: the statistics of a padded empty batch may be NaN.
             return tf.where(count > 0, tf.cast(value, tf.float32) * count, 0.0)
         if by == SUM:
             value = _exact_float32(value - before.get(id(variable), value))
@@ -156,12 +153,9 @@ def updates_explained(replicas: int) -> Iterator[None]:
         if not (refused := not_implemented(error)):
             raise
         variable, method = refused
-        is_apart = per_replica.differs(variable)
-        rows = (
-            ""
-            if is_apart
-            else f"; for rows of a replica's own examples, make it with aggregation='sum', and {ADD_ROWS}"
-        )
+        rows = f"; for rows of a replica's own examples, make it with aggregation='sum', and {ADD_ROWS}"
+        if per_replica.differs(variable):  # which is never summed in a step
+            rows = ""
         raise UsageError(
             f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
             f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"

@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..internals.tensorflow import is_only_replica, timestamp
-from ..internals.variables import tf_variable
+from ..internals.variables import read_local, tf_variable
 from ..mesh import collectives
 from ..mesh.layout import Axis
 from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
-from .aggregation import Aggregated, assign, assigned_since_sum, read_accumulators, terms
+from .aggregation import SUM, Aggregated, assign, assigned_since_sum, terms
 from .wire import from_halves, move_as_int32, to_halves
 
 # 16-bit values are gathered: a replica keeps what all have sent until it has summed them. At most this many bytes at
@@ -87,8 +87,10 @@ class Reduction(tf.Module):
         self._state = lambda: state  # behind a function, so that a checkpoint finds them in the model alone
 
     def values_at_start(self) -> dict[int, tf.Tensor]:
-        """Reads, as a step begins, the variables to which replicas add, for `sum`. Replica code."""
-        return {} if self.alone() else read_accumulators(self._state())
+        """Reads, as a step begins, the variables to which replicas add, by `id`, for `sum`. Replica code."""
+        if self.alone():
+            return {}
+        return {id(variable): read_local(variable) for variable, by in self._state() if by == SUM}
 
     def begin_period(self) -> None:
         """Records the weights at the start of a period of `sync_every_steps`.
@@ -143,7 +145,7 @@ class Reduction(tf.Module):
             )
         # Replicas along `model` have the same examples: one of them counts them.
         count_once, is_on_mesh = mesh.zero_except_first_model_rank(count), mesh.is_sharded or mesh.shard_optimizer
-        known = variables if is_on_mesh else ()
+        known = variables if is_on_mesh else ()  # elsewhere all are copies, and callers need not name them
         pieces = [plan_update_shard(v, mesh) for v in known] or [None] * len(gradients)
         shardings = [variable_sharding(v) for v in known] or [None] * len(gradients)
         slices, dense = list[int](), list[int]()
@@ -162,7 +164,7 @@ class Reduction(tf.Module):
                 exact = (*terms(state, count_once, context.start_values.accumulators), count_once)
                 items += [Item(term, exact=True) for term in exact]
             sums = self._sum_in_buckets(axis, items)
-            summed.update(zip(indices, sums, strict=False))
+            summed.update(zip(indices, sums, strict=False))  # the exact ones follow
         # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
         assign(state, sums[len(indices) : -1], sums[-1], context.start_values.accumulators)
@@ -308,8 +310,6 @@ class Reduction(tf.Module):
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
     def _gather_slices(self, gradient, count):
-        if not isinstance(gradient, tf.IndexedSlices) or step_context().mesh.all_replicas.size == 1:
-            return gradient
         values, indices, has_examples = gradient.values, gradient.indices, step_context().has_examples
         if has_examples is not None:
             # Rows of padded examples are removed: optimizers update each row that is listed.

@@ -73,7 +73,7 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
 def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
     """Assigns each replica its own row of an array.
 
-    If the number of rows differs from the number of replicas, each replica gets the mean of all, or an equal share if
+    If the number of rows differs from the number of replicas, each replica gets the mean of all, or an equal part if
     the variable is summed on read. A variable with neither keeps its value, with a warning. No rows count as one row.
     """
     strategy = _strategy(variable)
@@ -93,6 +93,7 @@ def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
         total, replicas = tf.reduce_sum(rows, 0), context.num_replicas_in_sync
         if total.dtype.is_floating:
             return total / replicas
+        # The first has the remainder, too, so that a sum of integers stays what it was.
         first = tf.cast(context.replica_id_in_sync_group == 0, total.dtype)
         return total // replicas + first * (total % replicas)
 

@@ -33,7 +33,7 @@ def move_as_int32(halves: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> 
 
 
 def send(
-    exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType, bucket_bytes: int = 0
+    exact: Sequence, rounded: Sequence, shapes: Sequence, server: str, reduce_dtype: tf.DType
 ) -> tuple[list, list]:
     """Sends float32 tensors to a server, in as few messages as possible.
 
@@ -46,18 +46,23 @@ def send(
     Returns:
       (exact, rounded), float32, on the server.
     """
-    layout = WireLayout([tensor.shape for tensor in exact], shapes, reduce_dtype, bucket_bytes)
+    layout = WireLayout([tensor.shape for tensor in exact], shapes, reduce_dtype)
     buckets = layout.join(exact, rounded)
     with tf.device(server):
         return layout.split(buckets)
 
 
 class WireLayout:
-    """The layout of float32 tensors in buckets, some exact and some in `reduce_dtype`.
+    """The layout of float32 tensors in a few buckets, some exact and some in `reduce_dtype`.
+
+    Buckets (`mesh.collectives.buckets`) are of one dtype: float32, or uint16 for 16 bits, of which an exact value takes
+    two. None is larger than gRPC's 2 GiB.
 
     Args:
-      exact, rounded: their shapes, as for `send`.
-      reduce_dtype: float32, or a 16-bit one, for which buckets are of uint16.
+      exact, rounded: their shapes, as for `send`. One that is known only when a step runs, of the rows that it touches,
+        is in the current bucket and counts as nothing.
+      reduce_dtype: float32 or one of 16 bits.
+      bucket_bytes: a bucket is complete when it has this many, and larger tensors are split; 0 is `BUCKET_BYTES`.
     """
 
     def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, bucket_bytes: int = 0):
@@ -65,47 +70,12 @@ class WireLayout:
         self._num_exact = len(exact)
         self._shapes = [*exact, *rounded]
         self._kinds = [tf.float32] * len(exact) + [reduce_dtype] * len(rounded)
-        lanes = [1 if reduce_dtype == tf.float32 else kind.size // 2 for kind in self._kinds]
-        self._buckets = Buckets(
-            self._shapes, lanes, tf.float32 if reduce_dtype == tf.float32 else tf.uint16, bucket_bytes
-        )
-
-    @property
-    def num_buckets(self) -> int:
-        return self._buckets.num_buckets
-
-    def join(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
-        """Joins the tensors into buckets."""
-        tensors = [*exact, *rounded]
-        if self._reduce_dtype == tf.float32:
-            return self._buckets.join([tf.reshape(tensor, [-1]) for tensor in tensors])
-        return self._buckets.join([to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)])
-
-    def split(self, buckets: Sequence[tf.Tensor]) -> tuple[list, list]:
-        """Splits buckets into (exact, rounded), float32, on the current device."""
-        parts = self._buckets.split(buckets)
-        if self._reduce_dtype != tf.float32:
-            parts = [from_halves(part, kind) for part, kind in zip(parts, self._kinds, strict=True)]
-        tensors = [tf.reshape(part, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        return tensors[: self._num_exact], tensors[self._num_exact :]
-
-
-class Buckets:
-    """Joins vectors of one dtype into a few buckets (`mesh.collectives.buckets`), none larger than gRPC's 2 GiB.
-
-    Args:
-      shapes: the shapes of the vectors' tensors, as for `send`. One that is known only when a step runs, of the rows
-        that it touches, is in the current bucket and counts as nothing.
-      lanes: for each tensor, the number of `dtype` values per value.
-      bucket_bytes: a bucket is complete when it has this many, and larger vectors are split; 0 is `BUCKET_BYTES`.
-    """
-
-    def __init__(self, shapes: Sequence, lanes: Sequence[int], dtype: tf.DType, bucket_bytes: int = 0):
-        self._shapes, self._lanes = shapes, lanes
-        most = max(1, (bucket_bytes or BUCKET_BYTES) // dtype.size)
+        # How many of a bucket's values each of a tensor's takes.
+        self._lanes = [kind.size // reduce_dtype.size for kind in self._kinds]
+        most = max(1, (bucket_bytes or BUCKET_BYTES) // reduce_dtype.size)
         spans, lengths = [], []
-        for index, (shape, n) in enumerate(zip(shapes, lanes, strict=True)):
-            size = n * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
+        for index, (shape, lanes) in enumerate(zip(self._shapes, self._lanes, strict=True)):
+            size = lanes * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0
             firsts = range(0, max(1, size), most)
             spans += [_Span(index, i, min(size, i + most) if len(firsts) > 1 else None) for i in firsts]
             lengths += [min(size - i, most) for i in firsts]
@@ -115,15 +85,20 @@ class Buckets:
     def num_buckets(self) -> int:
         return len(self._buckets)
 
-    def join(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins the tensors' vectors into buckets."""
+    def join(self, exact: Sequence, rounded: Sequence) -> list[tf.Tensor]:
+        """Joins the tensors into buckets."""
+        tensors = [*exact, *rounded]
+        if self._reduce_dtype == tf.float32:
+            vectors = [tf.reshape(tensor, [-1]) for tensor in tensors]
+        else:
+            vectors = [to_halves(*pair) for pair in zip(tensors, self._kinds, strict=True)]
         return [
-            tf.concat([vectors[p.tensor] if p.whole else vectors[p.tensor][p.first : p.stop] for p in bucket], 0)
+            tf.concat([vectors[p.tensor] if p.stop is None else vectors[p.tensor][p.first : p.stop] for p in bucket], 0)
             for bucket in self._buckets
         ]
 
-    def split(self, buckets: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Splits buckets into the tensors' vectors, on the current device."""
+    def split(self, buckets: Sequence[tf.Tensor]) -> tuple[list, list]:
+        """Splits buckets into (exact, rounded), float32, on the current device."""
         parts: list[list[tf.Tensor]] = [[] for _ in self._shapes]
         for bucket, spans in zip(buckets, self._buckets, strict=True):
             sizes = []
@@ -133,7 +108,11 @@ class Buckets:
                 sizes.append(lanes * values if span.stop is None else span.stop - span.first)
             for span, part in zip(spans, tf.split(bucket, sizes, num=len(sizes)), strict=True):
                 parts[span.tensor].append(part)
-        return [tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0] for pieces in parts]
+        vectors = [tf.concat(pieces, 0) if len(pieces) > 1 else pieces[0] for pieces in parts]
+        if self._reduce_dtype != tf.float32:
+            vectors = [from_halves(vector, kind) for vector, kind in zip(vectors, self._kinds, strict=True)]
+        tensors = [tf.reshape(vector, shape) for vector, shape in zip(vectors, self._shapes, strict=True)]
+        return tensors[: self._num_exact], tensors[self._num_exact :]
 
 
 class _Span(NamedTuple):
@@ -142,10 +121,6 @@ class _Span(NamedTuple):
     tensor: int
     first: int
     stop: int | None
-
-    @property
-    def whole(self) -> bool:
-        return self.stop is None
 
 
 def fetch(rows: tf.Tensor, server: str, reduce_dtype: tf.DType) -> tf.Tensor:

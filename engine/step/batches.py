@@ -229,6 +229,7 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count: tf.Tensor) -> 
     """Sums micro-batches' tensors in a loop; `firsts` are those of the first. Slices are joined."""
 
     def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
+        # A loop's variable has one shape, and each micro-batch has another number of rows.
         return [
             tf.TensorArray(y.dtype, size=count, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
             for y in (x.values, x.indices)

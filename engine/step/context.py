@@ -101,7 +101,7 @@ class StepContext:
       applied: the record in which the code that applies an option marks it.
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: the counts so far of ids and labels out of range: (the metric's name, its pair).
-      batch: this replica's share of the batch.
+      batch: this replica's local batch.
       losses: the calls of losses and metrics so far.
       note_write: called with a variable and the indices of rows that are written next, also if the step is skipped.
     """
@@ -279,6 +279,7 @@ class StepContext:
     def _seed(self, replica: int | tf.Tensor, *use: Any) -> tf.Tensor:
         is_evaluation = self.batch_number is not None
         now = self.batch_number if is_evaluation else self.step
+        # A second run of a model continues the numbers of the first, or it would sample the same again.
         if self.updates_before is not None and not is_evaluation:
             now += self.updates_before
         key = "evaluation" if is_evaluation else "training", *use

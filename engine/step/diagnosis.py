@@ -25,17 +25,7 @@ from .context import step_context
 _EXACT = 1 << 24  # up to here float32 represents all whole numbers
 _PIECE_BYTES = 64 << 20  # checked at once
 # Ops that pass on the values of their input, the first if there are several.
-_BY_FIRST = {
-    "Cast",
-    "ExpandDims",
-    "GatherV2",
-    "Identity",
-    "Reshape",
-    "Slice",
-    "Squeeze",
-    "StridedSlice",
-    "Transpose",
-}
+_BY_FIRST = {*"Cast ExpandDims GatherV2 Identity Reshape Slice Squeeze StridedSlice Transpose".split()}
 _BY_ALL = {"ConcatV2", "Pack"}
 # Ops whose ids or labels XLA and GPUs do not check to be in range, and the word for them. TensorFlow's CPU kernels
 # raise; XLA takes another row instead, GPUs zeros.

@@ -77,9 +77,9 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _gather_text(trainer: Any, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers text, [n, ...] string, as the numbers of its bytes, after its lengths."""
     lengths = tf.strings.length(texts)
-    longest = tf.reduce_max(
-        step_context().mesh.data.all_gather(tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]])))
-    )
+    # All replicas send as many bytes for a text. The pad is for a replica without texts, which has no maximum.
+    longest_here = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
+    longest = tf.reduce_max(step_context().mesh.data.all_gather(longest_here))
     numbers = tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=tf.maximum(longest, 1)), tf.int32)
     rows, first = gather(trainer, tf.concat([lengths[..., tf.newaxis], numbers], -1))
     octets = tf.gather(tf.constant([bytes([number]) for number in range(256)]), rows[..., 1:])

@@ -92,7 +92,7 @@ class Gradients(Sequence):
         summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
         for whole, *shard in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
             by_variable.setdefault(whole, []).append(shard)
-        if self.shardings:
+        if self.shardings:  # all norms in one exchange
             each_norm = [self._product(norm) for norm in _norms_on_mesh(by_variable.values())]
         else:
             each_norm = [
@@ -240,9 +240,9 @@ class Update:
         """Ends the update: adjusts the loss scale, and completes the step's metrics.
 
         Returns:
-          The metrics with `gradient_norm`, over the steps that computed it, and, if steps may be skipped, their share,
-          `skipped`. A skipped step leaves moving statistics unchanged, and counts in no other metric, unless only the
-          loss scale was too high: its losses are finite.
+          The metrics with `gradient_norm`, over the steps that computed it, and, if steps may be skipped, `skipped`,
+          their fraction. A skipped step leaves moving statistics unchanged, and counts in no other metric, unless only
+          the loss scale was too high: its losses are finite.
         """
         step_context().applied.mark("Update.end")
         norm = {"gradient_norm": Mean(self.norm, self._has_norm)}
@@ -270,7 +270,7 @@ def minimize(
 
     Args:
       trainer: the step's trainer.
-      batch: this replica's share of a batch, in the form of the data; its first axis is examples.
+      batch: this replica's local batch, in the form of the data; its first axis is examples.
       losses: computes the metrics of a batch or micro-batch: (total, count) pairs by name, as `crankshaft.mean` returns
         for one value per example. A loss may be a dictionary of means, as that of `Trainer.loss`: the loss is their
         sum, and each is a metric by its name.
@@ -413,7 +413,7 @@ def differentiate(
                 batch,
                 options.accumulate_steps,
                 options.parallel_micro_batches,
-                loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas
+                loops=not step_context().mesh.is_sharded,  # sharded layers sum over replicas, which hangs in a loop
             )
     summed = [pair.summed(reduction) if isinstance(pair, _MeansLoss) else Gradients(pair) for pair in gradients]
     if any(getattr(variable, "overwrite_with_gradient", False) for group in variables for variable in group):
@@ -538,7 +538,6 @@ def sum_duplicate_rows(slices):
 
 
 def _without_duplicates(gradient):
-    """Returns slices without duplicates; any other gradient unchanged."""
     return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 

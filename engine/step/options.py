@@ -123,10 +123,9 @@ class StepOptions:
         clips = [f"{name}={getattr(self, name)}" for name in CLIPS if getattr(self, name)]
         if len(clips) > 1:
             raise UsageError(f"{' and '.join(clips)} clip the same gradients; use one of them")
-        if self.accumulate_steps < 1:
-            raise UsageError(f"accumulate_steps={self.accumulate_steps} is not a count; use 1 or more")
-        if self.parallel_micro_batches < 1:
-            raise UsageError(f"parallel_micro_batches={self.parallel_micro_batches} is not a count; use 1 or more")
+        for name in ("accumulate_steps", "parallel_micro_batches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)} is not a count; use 1 or more")
         if not 0 <= self.ema_decay < 1:
             raise UsageError(f"ema_decay={self.ema_decay} is not a decay; use 0 (off) up to, not including, 1")
         if not self.ema_warmup and not self.ema_decay:

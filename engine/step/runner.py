@@ -49,7 +49,7 @@ class StepRunner:
         start_values: StartValues | None = None,
         jit: bool = False,
     ) -> dict:
-        """Runs `Trainer.train_step` on this replica's share of a batch, which may have no examples.
+        """Runs `Trainer.train_step` on this replica's local batch, which may have no examples.
 
         Args:
           batch: nest of tensors whose first axis is examples.
@@ -97,7 +97,7 @@ class StepRunner:
         returns_rows: bool,
         start_values: StartValues | None = None,
     ) -> dict | tuple[dict, Any]:
-        """Runs `Trainer.eval_step`, or `compute`, on this replica's share of a batch, which may have no examples.
+        """Runs `Trainer.eval_step`, or `compute`, on this replica's local batch, which may have no examples.
 
         Returns:
           The metrics; with `returns_rows` (metrics, each example's outputs): the predictions for `compute_metrics`, or
@@ -131,11 +131,8 @@ class StepRunner:
         replica has no examples, or those of all. State shared by replicas is restored only if their sum does not
         replace it.
         """
-        inventory, reduction, may_skip = (
-            self._inventory,
-            self._trainer.reduction,
-            self._trainer.run_context.options.may_skip,
-        )
+        inventory, reduction = self._inventory, self._trainer.reduction
+        may_skip = self._trainer.run_context.options.may_skip
         state = [aggregated.variable for aggregated in inventory.aggregated]
         local = [*self._per_replica_variables, *(state if reduction.restores_statistics else ())]
         # What such a batch adds must be added once, though each replica has computed it.
@@ -148,9 +145,9 @@ class StepRunner:
         variables = {id(v): v for v in [*state, *local] if may_skip or id(v) in computes}
         before = [(variable, read_local(variable)) for variable in variables.values()]
         tables = inventory.tables.values() if may_skip else ()
+        # Of a table only the rows that the step writes are copied: all of them may take gigabytes.
         written = [v for table in tables for admission in table.admissions for v in admission.undoable]
         log = _UndoLog(written, step_context().step) if written else None
-
         if log is not None:
             step_context().note_write = log.add
 
@@ -215,7 +212,7 @@ class StepRunner:
         )
         seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
-            if not tf.executing_eagerly():
+            if not tf.executing_eagerly():  # only traces are checked
                 self._contexts.append(context)
             yield context
 
@@ -246,7 +243,7 @@ def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf
             assign_local(variable, value)
 
     # Other workers write it meanwhile: assigning the old value again, even the same, would undo what they wrote.
-    if server_device(variable):  # others change it too, so it is assigned only if needed
+    if server_device(variable):
         for does_count in counts:
             tf.cond(does_count, lambda: None, lambda: assign(value))
         return
@@ -286,6 +283,7 @@ class _UndoLog:
         """Restores the rows."""
         for variable, *notes in self._rows.values():
             indices, values = map(_read, notes)
+            # A row may have been written several times: what was noted first is its value before the step.
             unique, positions = tf.unique(indices)
             first = tf.math.unsorted_segment_min(tf.range(tf.size(indices)), positions, tf.size(unique))
             tf.raw_ops.ResourceScatterUpdate(resource=variable.handle, indices=unique, updates=tf.gather(values, first))

@@ -309,6 +309,7 @@ class Strategy(Processes, abc.ABC):
         if total and program.step % epoch:  # the previous one was of some batches, or an error interrupted it
             program.restart()
         while done < total:
+            # Processes exchange the rows of several calls at once, after the same number of batches on each.
             collected_at, rows = int(min(total, done + program.steps_per_collection)), list[Sequence[Any]]()
             while done < collected_at:
                 most = min(collected_at - done, between(done, total, sums) or total)
@@ -327,13 +328,14 @@ class Strategy(Processes, abc.ABC):
     def _run_briefly(self, program: Any, most: int, reason: str | None) -> LoopResult:
         """Runs some steps of an evaluation, unless a process has a reason to end the run; waits for them."""
         pace, workers = program.evaluation_pace, len(self.worker_names) // self.num_hosts
+        # The pace and whether to end are one number, since each exchange is a collective of its own.
         rows = self.exchange(2 * workers * pace.steps + bool(reason))
         if any(row % 2 for row in rows):
             raise Interrupted(reason)
         began = time.perf_counter()
         result = self.run(program, min(most, rows[0] // 2))  # the chief's clock sets the pace
         result.sums.read()
-        if not result.compiles:
+        if not result.compiles:  # its time says nothing of the next call's
             pace.fit(result.steps / workers, time.perf_counter() - began)
         return result
 

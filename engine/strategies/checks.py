@@ -53,14 +53,8 @@ _MAKE = "self.optimizer = crankshaft.make_optimizer(self, variables)"
 _BY_SHAPES = {"Rank", "Shape", "ShapeN", "Size"}  # ops whose values are not the examples'
 # Ops whose CPU kernels accumulate 16-bit values in 16 bits.
 _SUMS = {
-    "Cumsum",
-    "DepthwiseConv2dNativeBackpropFilter",
-    "ScatterNd",
-    "SegmentMean",
-    "SegmentSum",
-    "SegmentSumV2",
-    "TensorScatterAdd",
-    "UnsortedSegmentSum",
+    *"Cumsum DepthwiseConv2dNativeBackpropFilter ScatterNd TensorScatterAdd".split(),
+    *"SegmentMean SegmentSum SegmentSumV2 UnsortedSegmentSum".split(),
 }
 _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
@@ -109,13 +103,13 @@ class StepChecks:
         try:
             step = trace()
         except UsageError:
-            if (
-                self._runner and self._state
-            ):  # a loss's mistake may be why, such as comparing pairs, which has no gradient
+            # A loss's mistake may be why, such as comparing pairs, which has no gradient: that is the error to show.
+            if self._runner and self._state:
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
         self._check(step.graph, replicates_batch)
         if self.second_trace.is_needed:
+            # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
             with self.second_trace.deciding():
                 self._check(trace().graph)
         if self._jit:
@@ -150,6 +144,7 @@ def check_options(applied: Applied, trainer: Any, graph: tf.Graph, has_sharded_o
     Args:
       trainer: prepared; its step was traced in `graph`.
     """
+    # No call of a step applies it: layers have it from the policy under which they were made, as the graph shows.
     precision = trainer.run_context.options.precision
     if precision != "float32" and graphs.has(graph, precision):
         applied.mark("precision")
@@ -158,17 +153,19 @@ def check_options(applied: Applied, trainer: Any, graph: tf.Graph, has_sharded_o
     inventory = trainer.inventory
     if not (inventory.all_weights or inventory.trainable_variables):  # then there is no update, as in Keras
         wanted = {name: value for name, value in wanted.items() if name not in _UPDATE_OPTIONS}
-    names = applied.names | inventory.options_applied_by(applied.optimizers)
-
-    def is_applied(name: str, value: Any) -> bool:
+    # Keras's optimizers among the attributes are applied by the step itself, so that no update of theirs is noted.
+    ids = [*applied.optimizers, *map(id, inventory.keras_optimizers)]
+    names = applied.names.union(*(inventory.applied_options.get(optimizer_id, ()) for optimizer_id in ids))
+    missing = []
+    for name, value in wanted.items():
         calls = _APPLIED_BY.get(name) or _APPLIED_BY.get(f"{name}={value}", (name,))
-        return names.issuperset(calls)
-
-    missing = [name for name, value in wanted.items() if not is_applied(name, value)]
+        if not names.issuperset(calls):
+            missing.append(name)
     if not missing:
         return
     has = bool(applied.optimizers), bool(inventory.optimizers)
     causes = {name: _cause(name, wanted[name], *has) for name in missing}
+    # One line has one cause and one cure: the first's, with the options that have the same.
     why, fix = causes[missing[0]]
     shown = [*_named_options({name: wanted[name] for name in missing if causes[name] == (why, fix)})]
     have = "has" if len(shown) == 1 else "have"
@@ -224,7 +221,9 @@ def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
       UsageError: a forward pass computes with text, or a loss broadcasts examples [n, 1] with examples [n].
     """
     for loss in (loss for context in contexts for loss in context.losses):
-        graph = _traced_graph(loss)
+        results = tf.nest.flatten(loss.result, expand_composites=True)
+        # None if a loss returned numbers alone, or was executed op by op.
+        graph = next(filter(None, (getattr(x, "graph", None) for x in results)), None)
         text = text_fields((fields(loss.batch).features,))
         if text and graph is not None and casts_text(graph):
             raise UsageError(
@@ -232,11 +231,6 @@ def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
                 "before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
             )
         _check_pairs(loss, graph)
-
-
-def _traced_graph(loss: TracedLoss) -> tf.Graph | None:
-    graphs_of_results = (getattr(x, "graph", None) for x in tf.nest.flatten(loss.result, expand_composites=True))
-    return next(filter(None, graphs_of_results), None)
 
 
 def _check_pairs(loss: TracedLoss, graph: tf.Graph | None) -> None:
@@ -279,7 +273,7 @@ def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]
         if any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs):
             return True
         for called in graphs.all_called(op):
-            # A branch does not take the condition, the first input.
+            # From the last on, since a branch does not take the condition, the first input.
             arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
             if _broadcasts(called.get_operations(), [inner for outer, inner in arguments if outer.name in examples]):
                 return True
@@ -313,9 +307,8 @@ def check_saved(state: TrainState, graph: tf.Graph) -> None:
     Raises:
       UsageError: it reads a trainable variable that is not among the trainer's, or writes something that is not.
     """
-    held = {id(copy.handle) for variable in state.variables() for copy in per_replica.components(variable)}
-    others = {id(v.handle): v for v in variables_read(graph) if id(v.handle) not in held}
-    trained = [variable for variable in others.values() if variable.trainable]
+    held = _handles(state.variables())
+    trained = [variable for variable in variables_read(graph) if variable.trainable and id(variable.handle) not in held]
     if trained:
         first = min(trained, key=variable_path)
         raise UsageError(
@@ -339,7 +332,7 @@ def check_written(state: TrainState, graph: tf.Graph) -> None:
     What it only reads is noted: the run is not saved once that changes.
     """
     states = [generator.state.value for generator, _ in state.trainer.inventory.seed_generators]  # set by each step
-    held = {id(copy.handle) for v in (*state.variables(), *states) for copy in per_replica.components(v)}
+    held = _handles([*state.variables(), *states])
     others = {id(v.handle): v for v in variables_read(graph) if id(v.handle) not in held}
     for handle, op in graphs.written(graph):
         variable = others.pop(id(handle), None)
@@ -365,21 +358,23 @@ def _refuse_written(owner: str, op: tf.Operation, variable: tf.Variable | None, 
 
 def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str]:
     """Returns the paths of trainable variables that a step reads and no optimizer updates; each only once."""
-
-    def handles(variables: Iterable) -> set[int]:
-        return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
-
     inventory = state.trainer.inventory
     optimizers = inventory.optimizers.values()
-    updated = handles(v for optimizer in optimizers for v in optimizer.all_variables)
+    updated = _handles(v for optimizer in optimizers for v in optimizer.all_variables)
     keras_optimizers = [each.keras_optimizer for each in optimizers if isinstance(each, KerasOptimizer)]
-    updated |= handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
-    in_layers = handles(v for layer in inventory.layers.values() for v in layer.variables)
-    weights = handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
+    updated |= _handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
+    in_layers = _handles(v for layer in inventory.layers.values() for v in layer.variables)
+    weights = _handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
+    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake.
     done = state.named_idle | updated | (in_layers - weights)
     idle = [v for v in read if v.trainable and id(v.handle) not in done]
-    state.named_idle |= handles(idle)
+    state.named_idle |= _handles(idle)
     return sorted({*map(variable_path, idle)})
+
+
+def _handles(variables: Iterable) -> set[int]:
+    """The `id`s of the handles of variables, Keras's or TensorFlow's: each replica reads and writes its own copy."""
+    return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
 
 
 def check_added(state: TrainState, graph: tf.Graph, shared: StartValues | None = None) -> None:

@@ -34,6 +34,7 @@ def create(name: str, **settings: Any) -> Strategy:
       settings: the fields of `StrategyOptions`.
     """
     options = StrategyOptions(**settings)
+    # A coordinator computes nothing, and TensorFlow would take the memory of each GPU that it sees.
     gpus.use_only(
         () if name == "parameter_server" and options.gpus is None else options.gpus,
         1 if name == "one_device" and options.owns_process else None,
@@ -44,7 +45,7 @@ def create(name: str, **settings: Any) -> Strategy:
         assert options.servers
         return ParameterServer(parameter_server.connect(options.servers.cluster), options)
     if name not in registry.BUILT_IN:
-        strategy = registry.registered()[name](options)
+        strategy = registry.registered(name)(options)
         if not isinstance(strategy, Strategy):
             kind = type(strategy).__name__
             raise UsageError(f"what was registered as the strategy {name} makes a {kind}; make a Strategy")
@@ -110,9 +111,9 @@ def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strat
         if sets_threads and kind == "CPU" and num_virtual_devices >= (cores := math.ceil(cpus.usable_cores())):
             _set_single_threaded_ops(cores)  # replicas fill the cores; several threads per operation would wait
     devices = [device.name for device in tf.config.list_logical_devices(kind)]
-    if num_virtual_devices and len(devices) > num_virtual_devices:
+    if num_virtual_devices:  # an earlier run of the process may have split it into more
         devices = devices[:num_virtual_devices]
-    if kind == "CPU" and not num_virtual_devices:
+    elif kind == "CPU":
         raise UsageError(
             "strategy=mirrored found no GPU; use num_virtual_devices=N for N replicas on the CPU, or "
             "strategy=one_device"
@@ -130,11 +131,11 @@ def split(kind: str, count: int) -> None:
         return
     if kind == "GPU":
         # Leaves a tenth of the free memory for libraries' workspace.
-        share = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
+        logical = tf.config.LogicalDeviceConfiguration(memory_limit=int(0.9 * free_gpu_memory_mb() / count))
     else:
-        share = tf.config.LogicalDeviceConfiguration()
+        logical = tf.config.LogicalDeviceConfiguration()
     try:
-        tf.config.set_logical_device_configuration(physical[0], [share] * count)
+        tf.config.set_logical_device_configuration(physical[0], [logical] * count)
     except RuntimeError:
         raise UsageError(
             f"num_virtual_devices={count} came too late: models and tensors that exist have started TensorFlow, after "

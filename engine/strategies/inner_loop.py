@@ -154,7 +154,7 @@ class InnerLoop(Program):
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
       returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
-      batch_shares: number of shares of a batch: one per replica, or per group that computes the same examples.
+      batch_shards: number of shards of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       checks: traces the step, and checks it; None for those of any step.
       run_eagerly: execute steps op by op, once one has been traced.
@@ -175,7 +175,7 @@ class InnerLoop(Program):
         jit: bool = False,
         syncs: Syncs | None = None,
         returns_rows: bool = False,
-        batch_shares: int = 1,
+        batch_shards: int = 1,
         arrivals: Arrivals | None = None,
         checks: StepChecks | None = None,
         run_eagerly: bool = False,
@@ -184,9 +184,10 @@ class InnerLoop(Program):
         is_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self._strategy, self._step_function = strategy, step_function
         self.pace, self.jit = pace, jit
-        self._syncs, self._checks, self._batch_shares = syncs, checks or StepChecks(state, None), batch_shares
+        self._syncs, self._checks, self._batch_shards = syncs, checks or StepChecks(state, None), batch_shards
         self._arrivals = Arrivals() if arrivals is None and feed.reads_in_loop else arrivals
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
+        # Only an evaluation's area under the curve is exact; training adds up histograms.
         self._keeps_scores = state is None and not is_tpu
         self._returns_rows, self._is_eager = returns_rows, run_eagerly
         # Several steps in an iteration gain nothing with several replicas or in XLA's programs (also TPUs'), nor if
@@ -262,7 +263,7 @@ class InnerLoop(Program):
 
     def _compiled_loop(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
         """Returns the compiled loop for operands of these specs: this lookup is most of a `tf.function` call's time."""
-        replicates_batch = self.feed.order.replicates_batch(step, self._batch_shares)
+        replicates_batch = self.feed.order.replicates_batch(step, self._batch_shards)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         # A trace keeps the writer that was the default as it was traced, so another writer needs another trace.
@@ -273,6 +274,7 @@ class InnerLoop(Program):
             compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
             with tracing_for_xla() if self.jit else contextlib.nullcontext():
                 program = compiled.get_concrete_function(operands, *arguments[1:])
+            # Steps that are executed op by op are traced all the same: checks, metrics and zeros need the trace.
             self.programs.add(variant, functools.partial(self._execute, trace) if self._is_eager else program)
             self._trace = trace
         return self.programs[variant]
@@ -459,7 +461,7 @@ class InnerLoop(Program):
                 # A batch of fewer examples than replicas is computed by each as a whole; a layer that sums over
                 # replicas would count each example as often as there are replicas.
                 exchange = single_replica_context()
-            elif why := self.feed.order.no_exchange_reason(self._batch_shares):
+            elif why := self.feed.order.no_exchange_reason(self._batch_shards):
                 # Some replicas may have no batch left while others do: a sum in a layer would wait for them forever.
                 exchange = forbid_exchange(why)
             else:
@@ -491,7 +493,7 @@ class InnerLoop(Program):
     def one_step(self, step: int) -> tf.types.experimental.ConcreteFunction:
         """Traces step `step` on all of this host's replicas, as in the loop, for inspection only."""
         operands, start, _ = self.feed.call_input(step, 1)
-        self._trace = StepTrace(self.feed.order.replicates_batch(step, self._batch_shares))
+        self._trace = StepTrace(self.feed.order.replicates_batch(step, self._batch_shards))
         offset, number = tf.constant(start, tf.int64), tf.constant(step, tf.int64)
         return self._trace_step(self._trace, operands, offset, number)[0]
 

@@ -99,7 +99,7 @@ class MultiWorker(Replicated):
             state = make()
         if len({*self.exchange(digest)}) > 1:
             for variable in variables:
-                if variable_sharding(variable) is None:
+                if variable_sharding(variable) is None:  # shards differ by replica, and are filled by position alone
                     first, *_ = copies = self.distribution.experimental_local_results(variable)
                     value = broadcast_from_first_worker(self.distribution, first.read_value())
                     for copy in copies:
@@ -113,16 +113,18 @@ class MultiWorker(Replicated):
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         if self._exchange is None:
 
-            def share(words):
+            def gather(words):
                 context = tf.distribute.get_replica_context()
+                # One replica of each process sends its words; the others send none.
                 is_first = tf.equal(context.replica_id_in_sync_group % (self.num_replicas // self.num_hosts), 0)
                 return context.all_gather(words[: tf.where(is_first, tf.size(words), 0)], axis=0)
 
             @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
             def exchange(words):
-                return self.distribution.run(share, args=(words,))
+                return self.distribution.run(gather, args=(words,))
 
             self._exchange = exchange.get_concrete_function()
+        # The values differ in length, and arrive joined: each begins with its own.
         sized = len(value).to_bytes(_WORD, "little") + value
         words = tf.constant(np.frombuffer(sized.ljust(-(-len(sized) // _WORD) * _WORD, b"\0"), np.int64))
         joined = self.distribution.experimental_local_results(self._exchange(words))[0].numpy().tobytes()
@@ -174,9 +176,11 @@ class MultiWorker(Replicated):
             return super().run(program, limit)
         from_host = tf.constant([bool(self._own_stop) + 2 * self._requests, pace.steps], tf.float64)
         self._requests = 0
+        # This process's own pace is only sent: all have to take as many steps, or their collectives would not meet.
         pace.steps = program.agreed_steps
         result = super().run(program, limit, from_host)
         if self._before is not None:
+            # Not of this call, for which the host would have to wait.
             earlier, its_result = self._before
             rows = its_result.workers.read()
             earlier.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
@@ -194,17 +198,17 @@ class MultiWorker(Replicated):
         state.trainer.reduction.watched = watched_figures(self.distribution)
 
     def _local_figures(self) -> dict:
-        # The mean of this worker's replicas.
-        share = self.num_hosts / self.num_replicas
+        # The mean of this worker's replicas, whose sums the loop adds up.
+        fraction = self.num_hosts / self.num_replicas
         figures = self.state.trainer.reduction.pop_figures()
-        return {f"{LOCAL}{name}": Mean(share * value, tf.constant(1.0)) for name, value in figures.items()}
+        return {f"{LOCAL}{name}": Mean(fraction * value, tf.constant(1.0)) for name, value in figures.items()}
 
     def _inner_loop(self, step: Callable[..., Any], feed: Any, **more: Any) -> InnerLoop:
         return WorkersLoop(
             self.distribution,
             step,
             feed,
-            batch_shares=self._batch_shares,
+            batch_shards=self._batch_shards,
             worker=self.host,
             num_workers=self.num_hosts,
             arrivals=self._arrivals,

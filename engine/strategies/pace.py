@@ -54,6 +54,7 @@ class Pace:
 
         Something is due after `limit` steps.
         """
+        # Calls of equal length, so that the last one before something due is not a short one.
         steps = min(left, self._fixed or math.ceil(left / max(1, round(left / self.steps))))
         if steps == limit:
             return limit

@@ -70,13 +70,14 @@ class Program:
     @property
     def steps_per_collection(self) -> float:
         """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
-        if self.prediction_specs is None or self.steps_per_call == 1:
-            return 1 if self.prediction_specs is None else _STEPS_PER_COLLECTION
-        row_bytes = sum(
-            x.shape[1:].num_elements() * max(1, x.dtype.size) for x in tf.nest.flatten(self.prediction_specs)
-        )
+        if self.prediction_specs is None:
+            return 1
+        if self.steps_per_call == 1:
+            return _STEPS_PER_COLLECTION
+        specs = tf.nest.flatten(self.prediction_specs)
+        example_bytes = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in specs)
         # Rows of all processes are exchanged at once and held by each until they are in order.
-        return max(1, _ROWS_BYTES // (row_bytes * self.feed.order.batch_size)) if row_bytes else math.inf
+        return max(1, _ROWS_BYTES // (example_bytes * self.feed.order.batch_size)) if example_bytes else math.inf
 
     def trace(self) -> Sequence[RowSpec]:
         """Traces its step, if possible before its first call, and describes its rows of metrics."""

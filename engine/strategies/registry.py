@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
@@ -37,9 +36,9 @@ def register(name: str, maker: Maker) -> None:
     _registered[name] = maker
 
 
-def registered() -> Mapping[str, Maker]:
-    """Returns the makers of a script's own strategies, by name."""
-    return MappingProxyType(_registered)
+def registered(name: str) -> Maker:
+    """Returns what a script has registered under a name."""
+    return _registered[name]
 
 
 def names() -> tuple[str, ...]:

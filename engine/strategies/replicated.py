@@ -113,7 +113,7 @@ class Replicated(Strategy):
             saved_data,
             block_steps=block_steps,
             drop_remainder=self.static_shapes,
-            shards=self._batch_shares,
+            shards=self._batch_shards,
             watch=watch,
         )
         self._lines += padding.lines if padding else []
@@ -162,17 +162,15 @@ class Replicated(Strategy):
 
     def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
         self._inventory = state.trainer.inventory
-        counts_ids = self.static_shapes or self._devices.on_gpus
-        self._runner = StepRunner(state.trainer, self.mesh, counts_ids)
+        # Only the kernels of CPUs raise for ids out of range; elsewhere they are counted, and end the run as a metric.
+        self._runner = StepRunner(state.trainer, self.mesh, counts_ids=self.static_shapes or self._devices.on_gpus)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
         # Replicas differentiate sums of losses, larger than a mean by the number of examples, which float16 would
         # overflow on.
         if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # a single one takes the mean
-            examples = (
-                train_feed.order.batch_size / self._batch_shares / state.trainer.run_context.options.accumulate_steps
-            )
-            self._inventory.loss_scale.expect_sums(examples)
+            local_batch = train_feed.order.batch_size / self._batch_shards
+            self._inventory.loss_scale.expect_sums(local_batch / state.trainer.run_context.options.accumulate_steps)
         super().bind(state, train_feed, eval_feed)
 
     def external_feed(self) -> ExternalFeed:
@@ -239,7 +237,7 @@ class Replicated(Strategy):
         )
 
     def _inner_loop(self, step: Callable[..., dict], feed: Feed, **more: Any) -> InnerLoop:
-        return InnerLoop(self.distribution, step, feed, batch_shares=self._batch_shares, **more)
+        return InnerLoop(self.distribution, step, feed, batch_shards=self._batch_shards, **more)
 
     def _local_figures(self) -> dict:
         """Returns a step's figures of this worker alone, which are not summed across workers. Replica code."""
@@ -270,8 +268,8 @@ class Replicated(Strategy):
         return self._syncs.period_steps if self._syncs else 1
 
     @property
-    def _batch_shares(self) -> int:
-        """The number of shares of a batch, each computed by one replica, or by several with shards of the model."""
+    def _batch_shards(self) -> int:
+        """The number of shards of a batch, each computed by one replica, or by several with shards of the model."""
         return self.mesh.batch_share(0, self.num_replicas)[1]
 
 

@@ -96,6 +96,7 @@ class WorkersLoop(InnerLoop):
 
     def _loop(self, trace: StepTrace, operands, numbers, from_host):  # type: ignore[override]
         began = timestamp()
+        # All steps depend on the numbers, so none begins before the clock is read.
         with tf.control_dependencies([began]):
             numbers = tf.identity(numbers)
         sums, example_rows = super()._loop(trace, operands, numbers)
@@ -116,6 +117,7 @@ class WorkersLoop(InnerLoop):
 
     def _sum_over_workers(self, specs: Sequence[RowSpec], sums: tf.Tensor, row: tf.Tensor):
         """Returns ([metrics, 2] summed across workers, [workers, figures])."""
+        # The mask has lost the shape, and only values of a static one are gathered, which is faster than a ring.
         sums.set_shape([total_rows([spec for spec in specs if not spec.name.startswith(LOCAL)]), 2])
         # Padded, not multiplied by zero: another worker's NaN is not mine.
         rows = tf.pad(row[tf.newaxis], [[self._worker, self._num_workers - 1 - self._worker], [0, 0]])

@@ -45,7 +45,7 @@ def lease_seconds(workers: int) -> float:
 def lease_steps(left: int, workers: int, most: int, step_seconds: float) -> int:
     """Returns the number of steps of the next lease, at most `most`, if `left` steps remain until all must be complete.
 
-    The shares become smaller, so that no worker delays the end for long. But if the one coordinator assigns the rest as
+    The leases become smaller, so that no worker delays the end for long. But if the one coordinator assigns the rest as
     n leases of equal length, they end after about n * _ASSIGN_SECONDS + left / n * step_seconds: smaller ones than
     those for which this is least would end later.
 
@@ -131,6 +131,9 @@ class Leases:
         times as long for a loop without a completed lease: workers build and optimize its graph.
       describe: describes a lease of a loop and a step of it, for messages.
       fault_of_data: returns the problem in the data that caused an error, if any; such a lease is not retried.
+
+    Attributes:
+      built: the loops that a worker has run before, and whose graph it so has built.
     """
 
     def __init__(
@@ -149,10 +152,10 @@ class Leases:
         slots = OPEN_PER_WORKER * len(cluster.workers)
         self.counters = Counters(slots)
         self.ledger = Ledger()
+        self.built: set[LeaseLoop] = set()
         self._free = [(slot, 0, 0) for slot in range(slots)]  # (slot, steps counted there, starts counted there)
         self._open: dict[int, _Open] = {}
         self._traced: set[LeaseLoop] = set()
-        self._built: set[LeaseLoop] = set()  # run by a worker before
         self._arrived: queue.SimpleQueue = queue.SimpleQueue()
         self._moved = (0, time.monotonic())  # number of updates, and the time of the last
 
@@ -164,10 +167,6 @@ class Leases:
     def room(self) -> int:
         """How many more leases may be in progress."""
         return len(self._free)
-
-    def has_built(self, loop: LeaseLoop) -> bool:
-        """Returns whether a worker has run a loop and so built its graph."""
-        return loop in self._built
 
     def schedule(self, loop: LeaseLoop, call_input: CallInput) -> None:
         """Schedules the steps of a feed's lease. Requires room."""
@@ -236,7 +235,7 @@ class Leases:
             return
 
     def _complete(self, lease: Lease, fetched: tuple) -> CompletedLease:
-        self._built.add(self._open.pop(lease.number).loop)
+        self.built.add(self._open.pop(lease.number).loop)
         vector, rows = fetched
         result = LeaseResult.unpacked(np.asarray(vector))
         counted_steps = lease.steps if result.starts else 0
@@ -298,7 +297,7 @@ class Leases:
 
     @property
     def _timeout_factor(self) -> float:
-        return 1.0 if all(opened.loop in self._built for opened in self._open.values()) else FIRST_CALL_FACTOR
+        return 1.0 if all(opened.loop in self.built for opened in self._open.values()) else FIRST_CALL_FACTOR
 
     def _progress(self, lease: Lease, counts: np.ndarray) -> tuple[int, int]:
         """Returns a lease's number of completed steps and of starts."""

@@ -122,8 +122,8 @@ class Counters:
 class Pull:
     """Reads float32 Keras variables and the optimizers' progress from their servers.
 
-    A server's values are sent as one vector, or as a few if they exceed a message (`wire.Buckets`). Variables of other
-    dtypes, and those on no server, are read where they are used.
+    A server's values are sent as one vector, or as a few if they exceed a message (`wire.WireLayout`). Variables of
+    other dtypes, and those on no server, are read where they are used.
 
     Args:
       reduce_dtype: dtype in which values are sent.

@@ -12,8 +12,8 @@ from ...internals.tensorflow import current_device
 from ..dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
 
 _LISTED = 20  # variables, of a table for people
-# With less than both, a server's share of a step's work costs more in messages than it saves.
-_LEAST_SHARE = 0.05  # smallest share of the fullest server's bytes
+# With less than both, a server's part of a step's work costs more in messages than it saves.
+_LEAST_FRACTION = 0.05  # of the fullest server's bytes
 _LEAST_BYTES = 256 << 10
 
 
@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
 
 class Placement:
-    """Places each variable created within `creator_scope` on the server with the fewest bytes.
+    """Places each variable on the server with the fewest bytes, by `create` in the strategy's scope.
 
     The biggest first, if a rehearsal has shown the variables (see `assign_servers`); else in the order of creation.
     Slots are placed with their variable, and count. An explicit `tf.device("/job:ps/task:0")` takes precedence, as does
@@ -69,10 +69,6 @@ class Placement:
         for variable, server in zip(variables, servers, strict=True):
             self._planned.setdefault((variable.name, variable.bytes), []).append(server)
 
-    def creator_scope(self):
-        """Returns the context in which variables are placed, within the strategy's scope."""
-        return tf.variable_creator_scope(self._create)
-
     def lines(self) -> list[str]:
         """Formats a table of the variables for people, the biggest first; a server's sum includes slots."""
         whole: dict[str, list[Placed]] = {}
@@ -93,7 +89,8 @@ class Placement:
         sums = ", ".join(f"ps {server} {load:,} bytes" for server, load in enumerate(self.loads))
         return [f"variables, with their slots: {sums}", *lines]
 
-    def _create(self, next_creator, **keywords):
+    def create(self, next_creator, **keywords):
+        """Creates a variable in its place, for `tf.variable_creator_scope`."""
         name, path = name_and_path(keywords)
         size = num_bytes(*shape_and_dtype(keywords))
         beside = "colocate_with" in keywords
@@ -124,7 +121,7 @@ def assign_servers(weights: Sequence[int], wanted: Sequence[int | None], num_ser
     A server that would get almost nothing gets nothing, unless it is wanted.
     """
     _, loads = _spread(weights, wanted, range(num_servers))
-    least = min(_LEAST_SHARE * max(loads.values()), _LEAST_BYTES)
+    least = min(_LEAST_FRACTION * max(loads.values()), _LEAST_BYTES)
     worth_it = [server for server, load in loads.items() if load >= least or server in wanted]
     return _spread(weights, wanted, worth_it)[0]
 

@@ -63,6 +63,7 @@ class Sources:
             _BAD: self._bad,
             _DISMISS: self._dismiss,
         }
+        # Kept, since TensorFlow has only weak references to them.
         self._answers = [self._with_marked_errors(function) for function in answers.values()]
         for name, function in zip(answers, self._answers, strict=True):
             answer_to(name, function)

@@ -211,7 +211,7 @@ class ParameterServer(Strategy):
         # Sizes decide where variables go, and a variable has one only once it is made: so all are made twice, at first
         # in a graph that is never run.
         self.placement.plan(make)
-        with self.coordinator.strategy.scope(), self.placement.creator_scope():
+        with self.coordinator.strategy.scope(), tf.variable_creator_scope(self.placement.create):
             return make()
 
     def feed(self, split, global_batch_size: int, seed: int | None, saved_data=None) -> Feed:
@@ -237,18 +237,19 @@ class ParameterServer(Strategy):
                 "methods that are to be called between epochs (on_epoch_begin, on_epoch_end); leave them out, or give "
                 "a tf.data.Dataset, which the coordinator reads"
             )
-        known = self._read_by_workers
-        index = next((index for index, source in enumerate(known) if source is split), len(known))
-        known[index:] = known[index:] or [split]
-        return ReadByWorkersFeed(split, index, order, options.read_timeout_seconds, padding)
+        # A source has one number, by which workers find theirs, however many feeds are made of it.
+        numbers = [number for number, source in enumerate(self._read_by_workers) if source is split]
+        if not numbers:
+            numbers = [len(self._read_by_workers)]
+            self._read_by_workers.append(split)
+        return ReadByWorkersFeed(split, numbers[0], order, options.read_timeout_seconds, padding)
 
     def _stream_feed(self, stream, global_batch_size: int, seed: int | None, saved_data) -> SentFeed:
-        options, watch = self.options.feed_options, self.options.feed_options.watch or unwatched
-        timeout = options.read_timeout_seconds
+        options = self.options.feed_options
+        watch, timeout, buffer = options.watch or unwatched, options.read_timeout_seconds, options.shuffle_buffer
         part = divide(stream, self, saved_counts=saved_data, watch=watch, timeout_seconds=timeout)
         order = part.order(global_batch_size, seed, drop_remainder=False).resumed(saved_data)
         self._stream_lines.append(f"a dataset of {order.num_examples:,} examples: {_SENT}")
-        buffer = options.shuffle_buffer
         devices = Devices(self.distribution)
         return SentFeed(devices, part, order, shuffle_buffer=buffer, watch=watch, timeout_seconds=timeout)
 
@@ -320,12 +321,12 @@ class ParameterServer(Strategy):
             pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
 
             def update(batch, number, collect_norm, pulled):
-                start_values = pull.start_values(pulled)
-                return runner.train_batch(batch, number, collect_norm, start_values)
+                return runner.train_batch(batch, number, collect_norm, pull.start_values(pulled))
 
             checks = StepChecks(state, runner, shares_weights=len(self.cluster.workers) > 1)
             counters = self.leases.counters
             return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace, checks=checks)
+        # A program's own code reads its variables where it uses them.
         pull = Pull((), tf.float32, optimizers)
 
         def with_progress(batch, number, collect_norm, pulled):
@@ -357,7 +358,7 @@ class ParameterServer(Strategy):
         self._inventory.captured.check()
         began = time.monotonic()
         step, trains = program.step, program.state is not None
-        compiles, ending = not self.leases.has_built(program), self._ending and trains
+        compiles, ending = program not in self.leases.built, self._ending and trains
         # Only then: leases in progress reach past the program's own step, and the next ones follow them.
         if self.in_step:
             self._next_step = step
@@ -403,6 +404,7 @@ class ParameterServer(Strategy):
         """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""
         bound, workers, pace = self._servers.max_staleness_steps, len(self.cluster.workers), program.pace
         leases, end = self.leases.room, step + limit
+        # An evaluation has no pace: its steps are divided evenly, as two leases for each worker.
         most = pace.steps if pace else int(min(math.ceil(limit / (2 * workers)), program.steps_per_call))
         if bound is not None and pace:
             # In a round each worker has one lease, so at most its steps of each other worker come between a pull and

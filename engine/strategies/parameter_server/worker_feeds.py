@@ -262,20 +262,17 @@ class SentFeed(_LeaseExamples, StreamedFeed):
         def read() -> CallInput:
             call_input, size = first, 0
             with tf.device("CPU:0"):
-                while True:
+                while len(batches) < limit and size < _READ_BYTES:
+                    if batches:
+                        call_input = super(SentFeed, self).call_input(step + len(batches), 1)
                     (iterator,) = call_input.operands
                     batches.append(tf.nest.flatten(next(iterator)))
                     size += sum(map(_bytes, batches[-1]))
-                    if len(batches) == limit or size >= _READ_BYTES:
-                        return self._piece(batches, step)
-                    call_input = super(SentFeed, self).call_input(step + len(batches), 1)
+                whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]
+                piece = tf.nest.pack_sequence_as(self._element_spec, whole)
+                return CallInput((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
         return self.run_with_timeout(read, lambda: len(batches))
-
-    def _piece(self, batches: list[list[tf.Tensor]], step: int) -> CallInput:
-        whole = [tf.concat(pieces, 0) for pieces in zip(*batches, strict=True)]
-        piece = tf.nest.pack_sequence_as(self._element_spec, whole)
-        return CallInput((piece, tf.constant(step, tf.int64)), step, step + len(batches))
 
 
 class ExternalWorkersFeed(LeaseFeed, ExternalFeed):
