@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -116,13 +117,10 @@ class Means(Mapping[str, float]):
 
     def __init__(self, totals: Totals):
         self._totals = totals
-        self._means: dict[str, float] | None = None
 
-    @property
+    @functools.cached_property
     def _read(self) -> dict[str, float]:
-        if self._means is None:
-            self._means = self._totals.steady_means()
-        return self._means
+        return self._totals.steady_means()
 
     def __getitem__(self, name: str) -> float:
         return self._read[name]

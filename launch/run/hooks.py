@@ -83,7 +83,15 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
         hooks.append(_IncludeWorkers(config))
-    hooks += _savers(run, hooks, poller)
+    # Those that save come last, and save the state of all hooks: `hooks` itself, to which they are appended.
+    if run.checkpoints:
+        every_steps, every_seconds = config.checkpoint_period
+        hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
+    if run.snapshots:
+        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
+        hooks.append(InMemory(run.snapshots, seconds, hooks))
+    if run.checkpoints and not config.remote:
+        hooks.append(_request_handler(run, run.checkpoints, hooks, poller))
     return hooks
 
 
@@ -146,20 +154,6 @@ def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: Ba
         probe=None if has_servers else Probe(run.strategy, run.trainer, bool(config.histogram_every_steps)),
         writer=writer,
     )
-
-
-def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> list[Hook]:
-    """Makes the hooks that save the state of the run and of all `hooks`."""
-    config, savers = run.config, list[Hook]()
-    if run.checkpoints:
-        every_steps, every_seconds = config.checkpoint_period
-        savers.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
-    if run.snapshots:
-        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        savers.append(InMemory(run.snapshots, seconds, hooks))
-    if run.checkpoints and not config.remote:
-        savers.append(_request_handler(run, run.checkpoints, hooks, poller))
-    return savers
 
 
 def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
@@ -264,20 +258,18 @@ def _request_handler(
         return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifests.SUFFIX}")
 
     def describe() -> str:
-        return _describe(run.record) if run.record else f"{task_here}: step {run.state.step:,}"
+        if (record := run.record) is None:
+            return f"{task_here}: step {run.state.step:,}"
+        latest, goodput = record.latest, record.spent
+        if not latest:
+            return f"starting, for {duration(goodput['total'] + record.age)}"
+        step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
+        parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
+        parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+        parts += [f"{duration(left)} left"] if left is not None else []
+        parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
+        return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])
 
     folder = config.files
     requests = Requests(folder.requests, is_for_this_task)
     return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
-
-
-def _describe(record: Recorder) -> str:
-    latest, goodput = record.latest, record.spent
-    if not latest:
-        return f"starting, for {duration(goodput['total'] + record.age)}"
-    step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
-    parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
-    parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
-    parts += [f"{duration(left)} left"] if left is not None else []
-    parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
-    return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

@@ -187,8 +187,8 @@ class CellBar:
         from IPython import display, get_ipython
 
         line = f"{description}  {text}"
-        share = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
-        bundle = {"text/plain": line, "text/html": f"{share}<code>{html.escape(line)}</code>"}
+        bar = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
+        bundle = {"text/plain": line, "text/html": f"{bar}<code>{html.escape(line)}</code>"}
         if self._cell == (cell := get_ipython().execution_count):
             self._shown.update(bundle, raw=True)
         else:
