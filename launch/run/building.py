@@ -308,5 +308,7 @@ def build_checkpoints(
     folder = config.files
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
     checkpoints = Checkpoints(folder.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
-    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=config.writes_best, **options)
+    # If the run has an evaluator, that alone writes the best checkpoint.
+    writes_best = config.is_evaluator or not config.has_evaluator
+    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=writes_best, **options)
     return checkpoints, best

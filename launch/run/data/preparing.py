@@ -13,7 +13,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -111,7 +111,13 @@ def prepare(
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
     with _locked(request.output_dir, plan, planned, log) as noted:
-        figures = _complete_shards(request.output_dir, planned, noted)
+        figures = {}  # the counts of the shards that exist and match what was noted of them, if anything
+        for shard in planned:
+            with contextlib.suppress(OSError):
+                checked = shard_writing.checked(os.path.join(request.output_dir, shard.file))
+                counts = {"examples": shard.stop - shard.first, **checked}
+                if shard.file not in noted or noted[shard.file] == {"file": shard.file, **counts}:
+                    figures[shard.file] = counts
         if figures or noted:
             log(f"{len(figures)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
@@ -119,7 +125,14 @@ def prepare(
         left = [shard for shard in planned if shard.file not in figures]
         for shard, counts in _with_progress(write_all(loaded, left), left, log):
             figures[shard.file] = counts
-        _finish(request, loaded, [(shard, figures[shard.file]) for shard in planned])
+        # features.json comes last: the inputs read a folder that has it, so it must name whole shards only.
+        splits: dict[str, Any] = {}
+        for shard in planned:
+            split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
+            split["examples"] += figures[shard.file]["examples"]
+            split["shards"].append({"file": shard.file, **figures[shard.file]})
+        content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
+        text_files.write_json(os.path.join(request.output_dir, features.NAME), content)
     parts = []
     for name, examples in loaded.by_name.items():
         shards = sum(shard.split == name for shard in planned)
@@ -208,17 +221,6 @@ def _read_json(path: str) -> dict[str, Any] | None:
         return {}
 
 
-def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Returns the counts of the shards that exist and match what was noted of them, if anything."""
-    whole = {}
-    for shard in planned:
-        with contextlib.suppress(OSError):
-            figures = {"examples": shard.stop - shard.first, **shard_writing.checked(os.path.join(folder, shard.file))}
-            if {"file": shard.file, **figures} == noted.get(shard.file, {"file": shard.file, **figures}):
-                whole[shard.file] = figures
-    return whole
-
-
 def _with_progress(
     written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], log: Callable[[str], None]
 ) -> Iterator[tuple[Shard, dict[str, int]]]:
@@ -231,14 +233,3 @@ def _with_progress(
         if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
             logged_at, rate = now, examples / (now - began)
             log(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
-
-
-def _finish(request: ShardRequest, loaded: Loaded, shards: list[tuple[Shard, dict[str, int]]]) -> None:
-    """Writes features.json."""
-    splits: dict[str, Any] = {}
-    for shard, counts in shards:
-        split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
-        split["examples"] += counts["examples"]
-        split["shards"].append({"file": shard.file, **counts})
-    content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
-    text_files.write_json(os.path.join(request.output_dir, features.NAME), content)

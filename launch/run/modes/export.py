@@ -83,7 +83,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
             f"a SavedModel, or export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.keras_model(weights.evaluated_trainer(run), name or weights.MODEL)
+    trainer = run.trainer if weights.has_whole_trainer(run) else weights.TrainerCopy(run).trainer
+    model = weights.keras_model(trainer, name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ....engine import logging
 from ....engine.checkpoints import Manifest, RunDir
-from ....engine.data.source import Spec, Split
+from ....engine.data.source import Split
 from ....engine.data.streamed import Stream, untuned
 from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
@@ -68,12 +68,9 @@ def hash_ids(ids: Any) -> int:
 
 def layout(split: Split) -> str:
     """Returns types and shapes of one example's components, as text."""
-    return json.dumps(tf.nest.map_structure(_layout, split.element_spec), sort_keys=True, default=str)
-
-
-def _layout(spec: Spec) -> str:
-    """Returns type and shape of one example's component, the same for each form of a split."""
-    return f"{spec.dtype.name} {[*spec.shape]}"
+    # By the dtypes' names, which are the same whether a split has them from NumPy or from TensorFlow.
+    described = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {[*spec.shape]}", split.element_spec)
+    return json.dumps(described, sort_keys=True, default=str)
 
 
 def _rows(array, most: int) -> np.ndarray:
@@ -211,9 +208,9 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     )
 
 
-def _division(share: dict[str, Any]) -> str:
-    counts = share.get("counts", [])
-    if share.get("by") == "file":
+def _division(part: dict[str, Any]) -> str:
+    counts = part.get("counts", [])
+    if part.get("by") == "file":
         return f"by files among {len(counts)} workers ({', '.join(f'{count:,}' for count in counts)} examples)"
     return "by the rows of a batch"
 

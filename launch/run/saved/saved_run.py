@@ -144,10 +144,16 @@ class SavedRun:
         """
         folder = RunDir(self.run_dir).folder(which)
         checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
-        build_once = _Once(build)
+        built: tuple[Any, Trainer] | None = None
 
         def read(manifest: Manifest) -> list[Trainer]:
-            trainer = weights.load_for_prediction(build_once(manifest), manifest.prefix)
+            # Building takes longer than a live run may keep a checkpoint. So where one is gone by then, the next is
+            # read into the same trainer, if it is of the same configuration.
+            nonlocal built
+            key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
+            if built is None or built[0] != key:
+                built = key, build(manifest)
+            trainer = weights.load_for_prediction(built[1], manifest.prefix)
             path = manifest.path
             if changed := differences(saved_config.check(path, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))
@@ -156,20 +162,6 @@ class SavedRun:
         if trainers := checkpoints.read(read, lambda manifest: which in ("latest", "best", str(manifest.step))):
             return trainers[0]
         raise restoring.missing(self.run_dir, checkpoints, which)
-
-
-class _Once:
-    """Builds a trainer once per configuration: building takes longer than a run may keep a checkpoint."""
-
-    def __init__(self, build: Callable[[Manifest], Trainer]):
-        self._build = build
-        self._key: tuple | None = None
-
-    def __call__(self, manifest: Manifest) -> Trainer:
-        key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
-        if key != self._key:
-            self._trainer, self._key = self._build(manifest), key
-        return self._trainer
 
 
 class _ArchitectureTrainer(Trainer):

@@ -129,14 +129,6 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     return names, [average for average in inventory.averages if average not in loaded.values()]
 
 
-def _weights_by_path(trainer: Trainer) -> list[tuple[str, Any]]:
-    """Lists the layers' variables by path, and the tables by name; not those that are averages of others."""
-    inventory = Inventory(trainer)
-    layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
-    weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
-    return [*weights, *((table.name, table) for table in inventory.tables.values())]
-
-
 def check_capacity(trainer: Trainer, manifest: Manifest) -> None:
     """Raises `UsageError` if a checkpoint's rows would be those of other ids with this `table_capacity`."""
     capacity = manifest.about.get("deciding", {}).get("model_arg", {}).get("table_capacity")
@@ -204,11 +196,6 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     return models[0]
 
 
-def evaluated_trainer(run: BaseRun) -> Trainer:
-    """Returns a run's trainer, or a copy on this process's device, with the weights that evaluations use."""
-    return run.trainer if has_whole_trainer(run) else TrainerCopy(run).trainer
-
-
 def has_whole_trainer(run: BaseRun) -> bool:
     """Returns whether a run's own models are whole, in this process, and those that evaluations use."""
     strategy = run.strategy
@@ -272,7 +259,11 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 
 def _find_weight(trainer: Trainer, name: str) -> Any:
     """Returns the only weight or table of a name. Raises `UsageError`."""
-    weights = _weights_by_path(trainer)
+    inventory = Inventory(trainer)
+    # An average of other weights is not set by its name: `_assign` sets it with them.
+    layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
+    weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
+    weights += [(table.name, table) for table in inventory.tables.values()]
     chosen = [weight for path, weight in weights if path == name]
     if len(chosen) != 1:
         paths = [path for path, _ in weights]
