@@ -87,7 +87,7 @@ def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.simulate:
-        simulation.check()
+        simulation.import_simpy()  # before TensorFlow starts, if it is missing
     if not flags.on:
         raise UsageError("--on is missing; give h100, a100, l4, tpu-v5e, or a file as docs/plan.md shows one")
     machine = hardware.read(flags.on)
@@ -163,7 +163,12 @@ def plan(
     entries = []
     for config, found in planned:
         entry = plan_report.entry(found, config.strategy, machine)
-        entry["activations"] = _activations(plans, config.recompute, found)
+        # With and without recomputation; the same for a model without blocks that it applies to.
+        activations = dict.fromkeys((True, False), found.work.memory.activations)
+        with contextlib.suppress(UsageError):
+            other = plans.estimate(found.work.hosts, recompute=not config.recompute)[1]
+            activations[not config.recompute] = other.work.memory.activations
+        entry["activations"] = {"recomputed": activations[True], "kept": activations[False]}
         if simulates:
             entry["simulated"] = simulation.entry(simulation.scenario(found, machine))
         entries.append(entry)
@@ -195,13 +200,9 @@ class _Plans:
 
     def estimate(self, hosts: int, **changes: Any) -> tuple[Config, Estimate]:
         """Estimates the run on a number of hosts. Raises `UsageError`."""
-        key = (hosts, *changes.items())
-        if key not in self._estimates:
-            self._estimates[key] = self._estimate(hosts, {**self.given, **changes})
-        return self._estimates[key]
-
-    def _estimate(self, hosts: int, given: Mapping[str, Any]) -> tuple[Config, Estimate]:
-        data, devices = self._given_data, self.machine.devices_per_host
+        if (key := (hosts, *changes.items())) in self._estimates:
+            return self._estimates[key]
+        given, data, devices = {**self.given, **changes}, self._given_data, self.machine.devices_per_host
         config = configured(given, hosts, devices, self._trainer_class, data is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
@@ -215,7 +216,8 @@ class _Plans:
         if config.jit == "on" or self.machine.kind == "tpu":
             work = dataclasses.replace(work, operations=0.0)
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        return config, estimate(work, self.machine, seconds)
+        self._estimates[key] = config, estimate(work, self.machine, seconds)
+        return self._estimates[key]
 
     def first_fitting(self, hosts: int, changes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Finds the first of some changes with which the run fits; those that it can't have are left out."""
@@ -224,15 +226,6 @@ class _Plans:
                 if self.estimate(hosts, **change)[1].fits:
                     return change
         return None
-
-
-def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, float]:
-    """Activation bytes with and without recomputation; the same for a model without blocks that it applies to."""
-    activations = dict.fromkeys((True, False), found.work.memory.activations)
-    with contextlib.suppress(UsageError):
-        other = plans.estimate(found.work.hosts, recompute=not recompute)[1]
-        activations[not recompute] = other.work.memory.activations
-    return {"recomputed": activations[True], "kept": activations[False]}
 
 
 def _fixes(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:

@@ -29,9 +29,9 @@ from .rehearsal import Layout, Rehearsal, rehearse
 from .traced_ops import NotCountableError
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
-# See docs/plan.md. Above this share of the memory, the uncertainty is more than 15 % of all memory.
+# See docs/plan.md. Above this fraction of the memory, the uncertainty is more than 15 % of all memory.
 _UNCERTAIN_ON_CPUS = "activations and gradients, of which processes on CPUs took 0.8 to 1.8 times as much as is planned"
-_UNCERTAIN_SHARE = 0.25
+_UNCERTAIN_FRACTION = 0.25
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
@@ -60,7 +60,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     messages = Counter(rehearsal.messages)
     memory, uncertain = _memory(rehearsal, kind)
     program = sum(op.type not in OUTSIDE for op, _ in cost.executed(rehearsal.graph))
-    if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_SHARE * memory.total:
+    if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_FRACTION * memory.total:
         uncertain = (*uncertain, _UNCERTAIN_ON_CPUS)
     return Work(
         hosts=layout.hosts,
@@ -92,7 +92,14 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     optimizer = sum(variable_bytes(v) for v in rehearsal.variables if id(v) in slots)
     weights = sum(variable_bytes(v) for v in rehearsal.variables if id(v) not in slots)
     activations = most.total - most.gradients
-    return Memory(float(weights), float(optimizer), most.gradients, activations, _data_bytes(rehearsal)), most.uncertain
+    # Resident examples and a step's batch, or the blocks of batches that wait.
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    data = feed.order.batch_size / rehearsal.batch_shards * example_bytes(split)
+    if isinstance(feed, ResidentFeed):
+        data += example_bytes(split) * len(split)
+    else:
+        data *= _BLOCKS_AHEAD * (feed.order.block_steps if isinstance(feed, ReadFeed) else 1)
+    return Memory(float(weights), float(optimizer), most.gradients, activations, float(data)), most.uncertain
 
 
 def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
@@ -107,16 +114,6 @@ def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
     yield from trainer.reduction.variables
 
 
-def _data_bytes(rehearsal: Rehearsal) -> float:
-    """Computes the bytes of resident examples and a step's batch, or of the blocks of batches that wait."""
-    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
-    batch = feed.order.batch_size / rehearsal.shares * example_bytes(split)
-    if isinstance(feed, ResidentFeed):
-        return float(example_bytes(split) * len(split) + batch)
-    steps = feed.order.block_steps if isinstance(feed, ReadFeed) else 1
-    return float(_BLOCKS_AHEAD * steps * batch)
-
-
 def _array_bytes(split: Split) -> int:
     """Sums the bytes of a split's arrays in memory; 0 of what is in files."""
     arrays = combined.first(split).as_arrays() if split.by_index else ()
@@ -124,8 +121,8 @@ def _array_bytes(split: Split) -> int:
 
 
 def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
-    """Computes the bytes that a host reads per step: its share of a batch; 0 of arrays and resident examples."""
+    """Computes the bytes that a host reads per step: its part of a batch; 0 of arrays and resident examples."""
     feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
     if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
         return 0.0
-    return float(example_bytes(split) * batch_size / min(rehearsal.layout.hosts, rehearsal.shares))
+    return float(example_bytes(split) * batch_size / min(rehearsal.layout.hosts, rehearsal.batch_shards))

@@ -54,7 +54,7 @@ class Rehearsal:
     """One replica's step, traced.
 
     Attributes:
-      shares: number of shares of a batch, each computed by one replica, or by several with shards of the model.
+      batch_shards: number of shards of a batch, each computed by one replica, or by several with shards of the model.
       sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
       messages: messages that the step and the sync send.
       gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
@@ -65,7 +65,7 @@ class Rehearsal:
     state: TrainState
     inputs: run_inputs.Inputs
     steps: int | None
-    shares: int
+    batch_shards: int
     graph: tf.Graph
     sync: tf.Graph | None
     messages: list[Message]
@@ -135,15 +135,6 @@ class _RehearsedAxis(Axis):
         return result
 
 
-def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
-    replicas, mesh = layout.replicas, Mesh(None, model, shard_optimizer)
-    plain = model == 1 and not shard_optimizer
-    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "all_replicas": (replicas, 1)}
-    for name, (size, groups) in axes.items():
-        setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, plain, record))
-    return mesh
-
-
 class _Replicas(Replicated):
     """The first replica of several."""
 
@@ -188,10 +179,16 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     )
     options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
     model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
-    mesh = _mesh(layout, model, config.shard_optimizer, record)
+    mesh = Mesh(None, model, config.shard_optimizer)
+    gathers_small = model == 1 and not config.shard_optimizer  # else collectives are the mesh's own, without gathers
+    # By name: the size of an axis's groups, and how many of these a host has.
+    axes = {"data": (layout.replicas // model, min(model, layout.devices))}
+    axes |= {"model": (model, 1), "all_replicas": (layout.replicas, 1)}
+    for name, (size, groups) in axes.items():
+        setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, gathers_small, record))
     strategy = _Replicas(layout, micro_batches, options, mesh)
-    shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
-    checks.check_batch(config, shares)
+    batch_shards = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    checks.check_batch(config, batch_shards)
     inputs = run_inputs.build(config, data or loading.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
@@ -210,8 +207,8 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     def trace() -> Rehearsal:
         state = building.build_state(config, strategy, inputs, steps)
         gradients = _record_gradients(state.trainer.reduction)
-        batch = config.global_batch_size // shares
-        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([batch, *x.shape[1:]], x.dtype), inputs.example)
+        local_batch = config.global_batch_size // batch_shards
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), inputs.example)
         strategy.bind(state, UntakenFeed(specs, config.global_batch_size))
         record.messages.clear()
         graph, sync = strategy.training.one_step(0).graph, None
@@ -220,7 +217,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
             sync = strategy.sync_graph
         sent = record.messages
         gradients |= record.tensors
-        return Rehearsal(layout, strategy, state, inputs, steps, shares, graph, sync, sent, gradients, variables)
+        return Rehearsal(layout, strategy, state, inputs, steps, batch_shards, graph, sync, sent, gradients, variables)
 
     return _in_graph(trace, create)
 

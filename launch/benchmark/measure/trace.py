@@ -53,7 +53,11 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict | None:
         _trace_tasks(strategy, folder, steps)
         files = set(_files(folder)) - before
         space = _read(files)
-        traced_steps = _steps_in(space)
+        # Each step updates the counter on the servers once.
+        events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
+        by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
+        counted = (times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/"))
+        traced_steps = max(counted, default=0)
         if len(files) < len(tasks) or not traced_steps:
             raise NoTraceError(
                 f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
@@ -105,13 +109,6 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
         strategy.run(program, 1)
     if failed:
         raise NoTraceError(reason(failed[0])) from failed[0]
-
-
-def _steps_in(space: xplane_pb2.XSpace) -> int:
-    """Returns the number of steps in a trace of parameter servers: the updates of the counter in it."""
-    events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
-    by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
-    return max((times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
 
 
 def _read(paths) -> xplane_pb2.XSpace:
