@@ -22,6 +22,8 @@ from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
+# A mistake within these is of a model, an input or a test: its line is what the user looks for.
+_USERS_FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("models", "input", "tests"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
 # Modules whose frames tell a program's author nothing.
@@ -297,13 +299,7 @@ def _users_frame(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)
-        inside = path.startswith(os.path.join(_PACKAGE, "")) and not path.startswith(
-            (
-                os.path.join(_PACKAGE, "models", ""),
-                os.path.join(_PACKAGE, "input", ""),
-                os.path.join(_PACKAGE, "tests", ""),
-            )
-        )
+        inside = path.startswith(os.path.join(_PACKAGE, "")) and not path.startswith(_USERS_FOLDERS)
         if not inside and not any(part in frame.filename for part in _LIBRARIES):
             return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
     return None

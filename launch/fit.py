@@ -157,7 +157,7 @@ class Arguments(types.SimpleNamespace):
         return self.steps_per_epoch and -(-self.steps_per_epoch // self.stride) * self.stride
 
     @property
-    def eval_share(self) -> float:
+    def eval_fraction(self) -> float:
         """The fraction of the examples to evaluate on."""
         return self.validation_split if self.validation_data is None else 0.0
 
@@ -184,16 +184,22 @@ def _train(arguments: Arguments) -> api.Run:
         batch_stride=arguments.stride,
         verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
     )
+    # `Hook.last_step` ends the run earlier where callbacks or epochs say so.
+    length: dict[str, Any] = {"train_epochs": max(1, arguments.run_epochs)}
+    if steps := arguments.epoch_steps:
+        length = {"train_steps": max(1, arguments.run_epochs) * steps}
+        if arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input:
+            length["eval_every_steps"] = steps
     is_function = _makes_data(arguments.x)
     train = None if arguments.names_input or is_function else _train_split(arguments)
     flags = {
         "input": arguments.x if arguments.names_input else None,
-        "validation_split": arguments.eval_share,
+        "validation_split": arguments.eval_fraction,
         "progress": _PROGRESS[arguments.verbose],
         "strategy": "mirrored" if is_mirrored else None,
         "run_eagerly": (arguments.is_model and arguments.model.run_eagerly) or None,
         **({} if is_function else _data_flags(arguments, train)),
-        **_length_flags(arguments),
+        **length,
         **arguments.flags,
         **(_backup_flags(backups[0], arguments, train) if backups else {}),
     }
@@ -331,9 +337,9 @@ def _check(arguments: Arguments) -> None:
     for name, values in _CHOICES.items():
         if not isinstance(value := getattr(arguments, name), (int, str, type(None))) or value not in values:
             raise UsageError(f"{name}={value!r} is not known; use {' or '.join(map(repr, values))}")
-    share = arguments.validation_split
-    if not isinstance(share, numbers.Real) or not 0 <= float(share) < 1:
-        raise UsageError(f"validation_split={share!r} can't be used; give a share from 0 to below 1")
+    fraction = arguments.validation_split
+    if not isinstance(fraction, numbers.Real) or not 0 <= float(fraction) < 1:
+        raise UsageError(f"validation_split={fraction!r} can't be used; give a share from 0 to below 1")
     for callback in tf.nest.flatten(arguments.callbacks or []):
         if not isinstance(callback, tf.keras.callbacks.Callback):
             raise UsageError(
@@ -353,7 +359,7 @@ def _check(arguments: Arguments) -> None:
     for name in _INPUT_ARGUMENTS if arguments.names_input else ():
         if getattr(arguments, name) is not None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
-    if arguments.validation_steps and arguments.eval_share:
+    if arguments.validation_steps and arguments.eval_fraction:
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
 
 
@@ -375,15 +381,7 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 
 def _examples(arguments: Arguments, train: Source) -> int:
     """Returns the number of examples to train on."""
-    return math.floor(len(train) * (1 - arguments.eval_share))
-
-
-def _length_flags(arguments: Arguments) -> dict[str, Any]:
-    """Returns the flags of a run's length, which `Hook.last_step` limits, and of the interval between evaluations."""
-    evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
-    if not (steps := arguments.epoch_steps):
-        return {"train_epochs": max(1, arguments.run_epochs)}
-    return {"train_steps": max(1, arguments.run_epochs) * steps, **({"eval_every_steps": steps} if evaluates else {})}
+    return math.floor(len(train) * (1 - arguments.eval_fraction))
 
 
 def _never_ends(train: Source | Stream | None) -> bool:

@@ -59,6 +59,12 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     moved += cost.update_bytes(rehearsal.state.trainer)[0]
     messages = Counter(rehearsal.messages)
     memory, uncertain = _memory(rehearsal, kind)
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    input_bytes = 0.0
+    if not isinstance(feed, ResidentFeed) and not (split.by_index and split.as_arrays() is not None):
+        # Each host reads the examples of its own replicas; where several hosts share a model, these are the same.
+        readers = min(layout.hosts, rehearsal.batch_shards)
+        input_bytes = float(example_bytes(split) * config.global_batch_size / readers)
     program = sum(op.type not in OUTSIDE for op, _ in cost.executed(rehearsal.graph))
     if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_FRACTION * memory.total:
         uncertain = (*uncertain, _UNCERTAIN_ON_CPUS)
@@ -72,7 +78,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         moved_bytes=moved,
         messages=tuple(dataclasses.replace(one, count=one.count * number) for one, number in messages.items()),
         examples=config.global_batch_size,
-        input_bytes=_input_bytes(rehearsal, config.global_batch_size),
+        input_bytes=input_bytes,
         checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
         host_bytes=float(sum(map(_array_bytes, rehearsal.inputs.splits.values())) + _OPERATION_BYTES * program),
@@ -118,11 +124,3 @@ def _array_bytes(split: Split) -> int:
     """Sums the bytes of a split's arrays in memory; 0 of what is in files."""
     arrays = combined.first(split).as_arrays() if split.by_index else ()
     return sum(array.nbytes for array in tf.nest.flatten(arrays) if not isinstance(array, (Mapped, type(None))))
-
-
-def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
-    """Computes the bytes that a host reads per step: its part of a batch; 0 of arrays and resident examples."""
-    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
-    if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
-        return 0.0
-    return float(example_bytes(split) * batch_size / min(rehearsal.layout.hosts, rehearsal.batch_shards))

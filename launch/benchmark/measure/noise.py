@@ -41,8 +41,15 @@ def read(pids: Iterable[int], proc: Path = Path("/proc")) -> LoadCounters:
     """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
     pids = list(pids)
     usable = cpus.usable_cpus(pids)
-    benchmark = cpus.cpu_seconds(pids, proc)
-    return LoadCounters(len(usable), time.monotonic(), _busy_seconds(usable, proc), benchmark, cpus.throttled_seconds())
+    benchmark, clock = cpus.cpu_seconds(pids, proc), time.monotonic()
+    names, ticks = {f"cpu{number}" for number in usable}, 0
+    for line in cpus.lines(proc / "stat"):
+        name, *counts = line.split()
+        if name in names:
+            user, nice, system, _, _, *rest = map(int, counts[:8])
+            ticks += user + nice + system + sum(rest)  # of interrupts, and what the host gave to other guests
+    busy = ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+    return LoadCounters(len(usable), clock, busy, benchmark, cpus.throttled_seconds())
 
 
 class Noise(NamedTuple):
@@ -114,15 +121,3 @@ def _other_cores(start: LoadCounters, end: LoadCounters) -> float | None:
     # The kernel's two accounts have separate ticks: short spans may come out below 0.
     others = max(0.0, end.busy - start.busy - (end.benchmark - start.benchmark))
     return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
-
-
-def _busy_seconds(usable: Iterable[int], proc: Path) -> float | None:
-    """Returns the CPU time of all processes on these CPUs; None where the system does not count it."""
-    mine = {f"cpu{number}" for number in usable}
-    ticks = 0
-    for line in cpus.lines(proc / "stat"):
-        name, *counts = line.split()
-        if name in mine:
-            user, nice, system, _, _, *rest = map(int, counts[:8])
-            ticks += user + nice + system + sum(rest)  # of interrupts, and what the host gave to other guests
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None

@@ -161,14 +161,12 @@ def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
 
 def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
     """Returns training data without counting what may be endless; of several inputs, the first has epochs."""
-    if isinstance(train, Combined):
-        sizes, first = train.sizes(config.global_batch_size), combined.first(train)
-
-        def without(name: str, member):
-            return member if needs_epochs and member is first else _endless(member, sizes[name], config, strategy)
-
-        return train.mapped(without)
-    return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
+    if not isinstance(train, Combined):
+        return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
+    sizes, counted = train.sizes(config.global_batch_size), combined.first(train) if needs_epochs else None
+    return train.mapped(
+        lambda name, member: member if member is counted else _endless(member, sizes[name], config, strategy)
+    )
 
 
 def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) -> Source | Stream:

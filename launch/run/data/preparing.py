@@ -123,8 +123,14 @@ def prepare(
         for split in loaded.by_name:
             os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
         left = [shard for shard in planned if shard.file not in figures]
-        for shard, counts in _with_progress(write_all(loaded, left), left, log):
+        total, written = sum(shard.stop - shard.first for shard in left), 0
+        logged_at = began = time.monotonic()
+        for number, (shard, counts) in enumerate(write_all(loaded, left), 1):
             figures[shard.file] = counts
+            written += shard.stop - shard.first
+            if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
+                logged_at, rate = now, written / (now - began)
+                log(f"{written:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
         # features.json comes last: the inputs read a folder that has it, so it must name whole shards only.
         splits: dict[str, Any] = {}
         for shard in planned:
@@ -219,17 +225,3 @@ def _read_json(path: str) -> dict[str, Any] | None:
         return None
     except ValueError:
         return {}
-
-
-def _with_progress(
-    written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], log: Callable[[str], None]
-) -> Iterator[tuple[Shard, dict[str, int]]]:
-    """Yields the same, and logs the progress now and then."""
-    total, examples = sum(shard.stop - shard.first for shard in left), 0
-    logged_at = began = time.monotonic()
-    for number, (shard, figures) in enumerate(written, 1):
-        yield shard, figures
-        examples += shard.stop - shard.first
-        if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
-            logged_at, rate = now, examples / (now - began)
-            log(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")

@@ -55,7 +55,18 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     checkpoints, best = run.checkpoints_for("latest"), run.checkpoints_for("best")
     checkpoints.clean()
     best.clean()
-    manifest, about = _newest_or_in_memory(run, checkpoints, best), checkpoints.about
+    manifest, about = newest(run, checkpoints), checkpoints.about
+    # The checkpoint of the best evaluation has all of the run, unless an evaluator, without the run's hooks, wrote it.
+    best_manifest = None if run.config.has_evaluator else newest(run, best)
+    if best_manifest and best_manifest.is_after(manifest):
+        manifest = best_manifest
+    # A newer snapshot that the attempt before has left in memory becomes a checkpoint first, if there is one.
+    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
+    if step is not None:
+        run.is_from_memory = True
+        saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
+        run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
+        manifest = newest(run, checkpoints)
     if manifest is None:
         if problem := checkpoints.problem():
             raise UsageError(
@@ -78,23 +89,6 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     if run.config.is_chief:
         cpu_threads.warn_of_others(manifest, about)
     return manifest
-
-
-def _newest_or_in_memory(run: BaseRun, checkpoints: Checkpoints, best_evaluation: Checkpoints) -> Manifest | None:
-    """Returns the newest checkpoint, which may be that of the best evaluation, as it has all of the run.
-
-    Writes one of a newer snapshot in memory first, if any.
-    """
-    manifest = newest(run, checkpoints)
-    best = None if run.config.has_evaluator else newest(run, best_evaluation)
-    manifest = best if best and best.is_after(manifest) else manifest
-    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
-    if step is None:
-        return manifest
-    run.is_from_memory = True
-    saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
-    run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
-    return newest(run, checkpoints)
 
 
 def _check_rules(run: BaseRun, manifest: Manifest) -> None:
