@@ -61,10 +61,17 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     )
     for name in ("compile_seconds", "first_step_seconds"):  # with the choice of jit, for which a user waits too
         measured[name] += choosing_seconds
-    profile, why_no_profile = _profile(run) if arguments["profile"] else (None, [])
+    if arguments["profile"]:
+        run_dir, profile = run.config.run_dir, None
+        folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
+        run.log(f"profiling {trace.STEPS} steps")
+        try:
+            profile = trace.profile(run.strategy, folder)  # None in other processes than the chief
+        except trace.NoTraceError as error:
+            measured["warnings"].append(f"no profile: {error}")
+        measured["profile"] = profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}
     limits, why_no_limits = _limits(run, measured["steps_per_sec"])
-    warnings = [*measured["warnings"], *why_no_profile, *why_no_limits]
-    return measured | ({"profile": profile} if arguments["profile"] else {}) | limits | {"warnings": warnings}
+    return measured | limits | {"warnings": [*measured["warnings"], *why_no_limits]}
 
 
 def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
@@ -91,15 +98,3 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
     if limits["roofline"] is None:
         return limits, ["the step has no matrix products or convolutions to hold against the machine's peak"]
     return limits, []
-
-
-def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
-    """Traces ten steps; returns the trace and the ten ops that took longest, None if it can't, and why not."""
-    run_dir = run.config.run_dir
-    folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
-    run.log(f"profiling {trace.STEPS} steps")
-    try:
-        profile = trace.profile(run.strategy, folder)
-    except trace.NoTraceError as error:
-        return None, [f"no profile: {error}"]
-    return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}, []

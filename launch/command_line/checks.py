@@ -33,7 +33,14 @@ def check(config: Config) -> None:
             discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
             rendezvous.check_bindable(config.cluster)
         check_placement(config)
-        _check_sync_periods(config)
+        for name in configs.PERIODS:
+            if (period := config.values[name]) and period % config.sync_every_steps:
+                above = configs.whole_periods(period, config.sync_every_steps)
+                near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
+                raise UsageError(
+                    f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
+                    f"differ between syncs; use {near}"
+                )
         if config.mode in configs.READING:
             which = config.eval_checkpoint
             steps = checkpoint_steps(config.files.path, which)  # whether they are complete, reading them shows
@@ -203,18 +210,6 @@ def fits(config: Config, workers: int) -> bool:
     gpus = len(resources.visible_gpus(os.environ) if numbers is None else numbers)
     data, left = divmod(workers * max(1, gpus), mesh.get("model", 1))
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
-
-
-def _check_sync_periods(config: Config) -> None:
-    """Raises `UsageError` where something needs replicas to be equal between syncs (--sync_every_steps)."""
-    for name in configs.PERIODS:
-        if (period := config.values[name]) and period % config.sync_every_steps:
-            above = configs.whole_periods(period, config.sync_every_steps)
-            near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
-            raise UsageError(
-                f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
-                f"differ between syncs; use {near}"
-            )
 
 
 def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:

@@ -79,8 +79,7 @@ def main(argv: list[str]) -> int:
         with _tensorflow():
             import_module("tensorflow")  # without the notes that it prints where the script imports it
         execute(program, words, functools.partial(_plan, flags))
-    given = parsing.from_argv([argv[0], *words])
-    return _plan(flags, given)
+    return _plan(flags, parsing.from_argv([argv[0], *words]))
 
 
 def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None) -> int:

@@ -146,16 +146,6 @@ class _Replicas(Replicated):
     def num_replicas(self) -> int:
         return self._layout.replicas
 
-    @property
-    def sync_graph(self) -> tf.Graph:
-        """The graph that syncs replicas after a period."""
-
-        def sync() -> None:
-            with StepContext(mesh=self.mesh):
-                self.state.trainer.reduction.sync()
-
-        return tf.function(lambda: self.distribution.run(sync), autograph=False).get_concrete_function().graph
-
 
 def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data | None = None) -> Rehearsal:
     """Traces a step of a run's configuration. Allocates no variable.
@@ -213,8 +203,14 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         record.messages.clear()
         graph, sync = strategy.training.one_step(0).graph, None
         if period := state.trainer.reduction.sync_every_steps:
-            record.count = 1.0 / period
-            sync = strategy.sync_graph
+            record.count = 1.0 / period  # the messages of a sync, of which each step has a part
+
+            def sync_replicas() -> None:
+                with StepContext(mesh=mesh):
+                    state.trainer.reduction.sync()
+
+            synced = tf.function(lambda: strategy.distribution.run(sync_replicas), autograph=False)
+            sync = synced.get_concrete_function().graph
         sent = record.messages
         gradients |= record.tensors
         return Rehearsal(layout, strategy, state, inputs, steps, batch_shards, graph, sync, sent, gradients, variables)

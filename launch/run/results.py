@@ -72,8 +72,8 @@ class RunOutcomeWriter:
         self.result, self.code = (result := finite(result)), code
         if self._lock and self._lock.is_in_place:
             write_run_file(self._config.files.result, result)
-        if self._config.is_chief:
-            write(result, self._config.values)
+        if self._config.is_chief and self._config.result_json:
+            write_json(self._config.result_json, result)
 
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
@@ -95,12 +95,6 @@ class RunOutcomeWriter:
             self._write({**entries, "error": line, "exit_code": code}, code)
         except OSError as failed:
             logging.warning("the result, %s, is not written: %s", line, explanations.explain_system_error(failed))
-
-
-def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Writes a result, which is plain JSON, to the file that --result_json names, if any. Raises OSError."""
-    if path := values["result_json"]:
-        write_json(path, result)
 
 
 def warn_of_full_tables(tables: Mapping[str, int]) -> None:

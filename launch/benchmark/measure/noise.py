@@ -94,8 +94,8 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
         notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
         parts = "rounds" if len(set(calls["round"])) > 1 else "halves"
-        ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
-        notes.append(f"drift: {parts} ran at {ends}; the interval holds them all")
+        least, most = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}" for rate in (min(rates), max(rates)))
+        notes.append(f"drift: {parts} ran at {least} to {most} examples/s; the interval holds them all")
     if noise.other_cores is None or noise.other_cores_before is None:
         notes.append("other load is not known: the system does not count CPU time; the interval leaves it out")
     elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
@@ -109,10 +109,6 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
             "run; the interval's upper end allows for it"
         )
     return notes
-
-
-def _figure(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
 def _other_cores(start: LoadCounters, end: LoadCounters) -> float | None:

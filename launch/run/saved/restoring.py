@@ -37,8 +37,7 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         for optimizer in Inventory(run.trainer).optimizers.values():
             if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
                 rates[optimizer] = rate
-    allow_changed = run.config.allow_changed_config
-    saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    saving.restore(checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config, run.loop.meter)
     for optimizer, rate in rates.items():
         optimizer.set_learning_rate(rate)
     return manifest

@@ -225,8 +225,7 @@ class TrainerCopy:
         """Gives the run the weights that were set in the copy, and as their averages."""
         changed = np.flatnonzero(hashes(self._variables).numpy() != self._hashes)
         if len(changed):
-            pairs = [(self._run_variables[index], self._variables[index].numpy()) for index in changed]
-            _assign(self._run, pairs)
+            _assign(self._run, [(self._run_variables[index], self._variables[index].numpy()) for index in changed])
 
     def _note_weights(self) -> None:
         hand_over_averages(self.trainer)
