@@ -334,9 +334,18 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
         yield "loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it"
     if stop:
         line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"
-        if exit_code and exit_code != EXIT_REGROUP:
-            line += f"; {_kept(run)}"
-        yield line
+        config = run.config
+        is_passed = getattr(config.program_trainer, "is_built", False)
+        again = "command" if config.owns_process else "call"
+        if not exit_code or exit_code == EXIT_REGROUP:
+            yield line  # a hook has stopped it, or the next attempt continues it by itself
+        elif config.run_dir:
+            yield f"{line}; saved, and the same {again} resumes from {config.configured_run_dir}"
+        elif not is_passed and (config.owns_process or terminal.is_interactive()):
+            yield f"{line}; nothing is kept without run_dir"
+        else:
+            owner = "model" if is_passed else "run"
+            yield f"{line}; the {owner} has the weights trained so far, and nothing else is kept"
     if size := run.state.input.num_bytes:
         yield f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint"
     if best := result.get("best"):
@@ -350,18 +359,6 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
         fraction = result["goodput"]["share"]
         line = f"goodput {fraction:.0%}: {duration(steps)} of {duration(total)} were steps that count"
         yield f"{line}; {others}" if others else line
-
-
-def _kept(run: BaseRun) -> str:
-    """Describes where the weights of a run are that a signal has stopped."""
-    config = run.config
-    if config.run_dir:
-        again = "command" if config.owns_process else "call"
-        return f"saved, and the same {again} resumes from {config.configured_run_dir}"
-    is_passed = getattr(config.program_trainer, "is_built", False)
-    if not is_passed and (config.owns_process or terminal.is_interactive()):
-        return "nothing is kept without run_dir"
-    return f"the {'model' if is_passed else 'run'} has the weights trained so far, and nothing else is kept"
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:

@@ -28,7 +28,7 @@ from .outcome import Outcome, run_result
 def generate(run: BaseRun) -> Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
-    _language_model(run)  # raises unless the run's model is one
+    context = _language_model(run).context  # first of all, since it raises unless the run's model is one
     for manifest in restoring.restored(run):
         checkpoint = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
@@ -42,7 +42,13 @@ def generate(run: BaseRun) -> Outcome:
     decoder, pieces, times = None, list[str](), list[float]()
     if strategy.is_chief:
         decoder = run.data_info.tokens.decoder()
-        print(_first_line(run, checkpoint, len(row)), file=sys.stderr, flush=True)
+        text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
+        text += counted(strategy.num_replicas, "replica")
+        if len(row) > context:
+            text += f"\nthe prompt's last {context:,} tokens of {len(row):,} are read: the model looks at no more"
+        if len(row) + config.arguments("sampling")["tokens"] - 1 > context:
+            text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
+        print(text, file=sys.stderr, flush=True)
     # All processes of a strategy take part in each token's step; the chief alone prints.
     for token in itertools.chain(row[1:], follow(run, row)):
         if decoder is not None:
@@ -128,14 +134,3 @@ def _language_model(run: BaseRun) -> Generates:
             "model=transformer_lm, or give self.model the methods of crankshaft.models.generation.Generates"
         )
     return model
-
-
-def _first_line(run: BaseRun, checkpoint: str, read: int) -> str:
-    config, context = run.config, _language_model(run).context
-    text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
-    text += counted(run.strategy.num_replicas, "replica")
-    if read > context:
-        text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
-    if read + config.arguments("sampling")["tokens"] - 1 > context:
-        text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
-    return text

@@ -31,7 +31,7 @@ from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
 from ....input import data_json
 from ....models.tabular import Tabular
-from ...command_line.config import KERAS_FILES, Config
+from ...command_line.config import KERAS_FILES
 from ...failures import UsageError, nearest
 from ...host import isolation
 from ...host.text_files import write_run_file
@@ -154,15 +154,12 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         return
     whole = f"init_from={config.init_from}: this run's data"
     preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
-    if isinstance(run.trainer, Tabular) and not run.trainer.accepts_any_id:
-        _check_rows(config, run.trainer, before.data_info.vocabulary or {})
-
-
-def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
-    """Raises `UsageError` if a feature has more ids than before and its rows are followed by another's."""
-    last = trainer.fields[-1].feature
-    for field in trainer.fields:
-        rows = before.get(field.feature, field.rows)
+    if not isinstance(run.trainer, Tabular) or run.trainer.accepts_any_id:
+        return
+    # Features have their rows in one table, one after the other, so the last alone may have more ids than before.
+    vocabulary, last = before.data_info.vocabulary or {}, run.trainer.fields[-1].feature
+    for field in run.trainer.fields:
+        rows = vocabulary.get(field.feature, field.rows)
         if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
             raise UsageError(
                 f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in init_from={config.init_from}: its "
