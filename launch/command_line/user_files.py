@@ -88,6 +88,7 @@ def run_file(kind: str, path: str) -> ModuleType:
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.append(folder)
+    # Files of one name in two folders are two modules.
     name = f"{os.path.basename(path).removesuffix('.py')}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     module = sys.modules[name] = ModuleType(name)  # for dataclasses and pickle
     module.__file__ = path

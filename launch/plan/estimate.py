@@ -197,7 +197,8 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
     stall, write = saved / (1e9 * hardware.copy_gb_per_sec), saved / (1e9 * hardware.write_gb_per_sec)
     restore = saved / (1e9 * hardware.read_gb_per_sec)
     snapshots = max(LEAST_SECONDS, stall / COST) if snapshot_seconds is None else snapshot_seconds
-    snapshots = snapshots or math.inf
+    snapshots = snapshots or math.inf  # 0 is none
+    # One checkpoint is written before the next begins.
     interval = max(best_interval(stall, 1 / (lost or rate if snapshots < math.inf else rate)), write)
     # Without one in memory, the newest state is a checkpoint that was written whole, from which all are restored.
     from_file = (interval + stall, restore + write)

@@ -132,6 +132,7 @@ def configured(
         raise UsageError(f"{words}: parameter servers are not planned; leave that out to plan synchronous workers")
     if strategy in _ON_ONE_HOST and hosts > 1:
         raise UsageError(f"--hosts={hosts}: strategy={strategy} runs on one host; use 1, or multi_worker")
+    # As the first of so many tasks would be configured; nothing is started at the addresses.
     cluster = {"worker": [f"127.0.0.1:{_FIRST_PORT + index}" for index in range(hosts)]}
     environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
     config = configs.configure(values, trainer_class, has_data, environment)
@@ -213,7 +214,7 @@ class _Plans:
             self._data = self._data or (loading.load(config) if config.input else loading.data_from(data))
             work = quantify(config, hosts, devices, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
-            work = dataclasses.replace(work, operations=0.0)
+            work = dataclasses.replace(work, operations=0.0)  # XLA makes one program of them
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         self._estimates[key] = config, estimate(work, self.machine, seconds)
         return self._estimates[key]
@@ -230,6 +231,7 @@ class _Plans:
 def _fixes(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
+    # Recomputation and micro-batches reduce activations alone.
     parts, fixed = plans.given.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
     sharded: list[dict[str, Any]] = [{"mesh": f"model:{size}"} for size in (2, 4, 8, 16) if size <= work.replicas]

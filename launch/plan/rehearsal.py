@@ -121,6 +121,7 @@ class _RehearsedAxis(Axis):
         return value if self.size == 1 else self.all_to_all(value)[: value.shape[0] // self.size]
 
     def all_to_all(self, value):
+        # A copy, since what is received has memory of its own; a plan counts an identity as the same memory.
         return value if self.size == 1 else self._sent("reduce_scatter", value, tf.raw_ops.DeepCopy(x=value))
 
     def _sent(self, kind: str, value: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
@@ -162,7 +163,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
             f"the model {config.model_entry.name} exists, and a plan needs the function that makes it; pass that to "
             "KerasTrainer.for_model"
         )
-    config = dataclasses.replace(config, run_dir=None)
+    config = dataclasses.replace(config, run_dir=None)  # a plan neither reads a run nor writes one
     record = _Record()
     feed_options = FeedOptions(
         config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
@@ -200,7 +201,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         local_batch = config.global_batch_size // batch_shards
         specs = tf.nest.map_structure(lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), inputs.example)
         strategy.bind(state, UntakenFeed(specs, config.global_batch_size))
-        record.messages.clear()
+        record.messages.clear()  # those of building are none of a step's
         graph, sync = strategy.training.one_step(0).graph, None
         if period := state.trainer.reduction.sync_every_steps:
             record.count = 1.0 / period  # the messages of a sync, of which each step has a part

@@ -55,6 +55,7 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
         with _limited(most):
             return make()
 
+    # Keras numbers the names of layers in its state, and an attempt that stops half-way must leave no gap in them.
     names = keras.exchange_state({})
     copied = {key: copy.copy(value) if isinstance(value, dict) else value for key, value in names.items()}
     keras.exchange_state(copied)

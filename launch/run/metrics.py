@@ -84,7 +84,7 @@ class _Collector:
             "reduce_wait_ratio": ("reduce_fraction", "Share of workers' time that they wait for each other."),
             "learning_rate": ("learning_rate", "The learning rate."),
         }.items():
-            if window.get(key) is not None:  # a scrape before the first window, or a run without epochs, has none
+            if window.get(key) is not None:  # there is none before the first window
                 yield _gauge(name, text, window[key])
         yield _gauge("metric", "Means of the metrics in the newest window.", window.get("metrics", {}), "name")
         for name, text in {

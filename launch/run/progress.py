@@ -186,6 +186,7 @@ class CellBar:
         """Redraws the bar; the first time in a cell it is a new one."""
         from IPython import display, get_ipython
 
+        # A display belongs to the cell that made it: in a later cell an update would redraw the earlier one's.
         line = f"{description}  {text}"
         bar = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
         bundle = {"text/plain": line, "text/html": f"{bar}<code>{html.escape(line)}</code>"}
@@ -283,7 +284,7 @@ def _summary(model, width: int) -> str:
         from IPython.utils.capture import capture_output
 
         hiding = capture_output(stdout=False, stderr=False)  # rich displays an empty element
-    with PROCESS, hiding:
+    with PROCESS, hiding:  # the variable is the whole process's
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
         try:

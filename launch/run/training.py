@@ -77,6 +77,7 @@ def close(run: BaseRun, error: BaseException | None) -> None:
     After a peer's loss it first saves what is in memory, unless that is left to a parent.
     """
     with contextlib.ExitStack() as stack:
+        # An exit stack calls in reverse, and each even if another raises: signals are handled until all is closed.
         stack.callback(run.signals.close)
         for hook in run.hooks:
             stack.callback(hook.close)
@@ -143,7 +144,7 @@ def _make_ready(run: BaseRun) -> None:
         _warn_of_missing_classes(run)
     run.log(choose_jit(run))
     if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
-        run.strategy.training.unrolls = False
+        run.strategy.training.unrolls = False  # tracing several steps an iteration would take longer than it saves
 
 
 def _warn_of_missing_classes(run: BaseRun) -> None:
@@ -258,11 +259,11 @@ def ending_signal(run: BaseRun) -> str | None:
 def restore(run: BaseRun, which: str | int) -> None:
     """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
     checkpoints = run.checkpoints_for(which)
-    checkpoints.join()
+    checkpoints.join()  # one that is being written may be the one to restore
     manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
     saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)
-    manifest.renew()
+    manifest.renew()  # else the next attempt would continue from a later one that was there
     run.loop.rewind()
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ....engine.machine import cpus
 from . import intervals
 
-NOTICED = 0.02  # smaller shares of the machine are a quiet system's own work
+NOTICED = 0.02  # smaller fractions of the machine are a quiet system's own work
 
 
 class LoadCounters(NamedTuple):
@@ -60,9 +60,9 @@ class Noise(NamedTuple):
       other_cores_before: cores that other processes and the host's other guests used during the warm-up; None where it
         cannot be seen.
       other_cores: cores that they used during the rounds; None where it cannot be seen.
-      throttled_share: share, 0 to 1, of the time that the benchmark's threads would have run in which their quota was
-        used up.
-      lost_share: largest share of the rate, 0 to 1, that was lost to the above; 0 where it is less than `NOTICED`.
+      throttled_share: fraction, 0 to 1, of the time that the benchmark's threads would have run in which their quota
+        was used up.
+      lost_share: largest fraction of the rate, 0 to 1, that was lost to the above; 0 where it is less than `NOTICED`.
     """
 
     cpus: int
@@ -81,8 +81,9 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
     wanted = min(end.cpus, quota_cores)
     # Other processes may have the time that a quota leaves idle anyway.
     missing = max(0.0, wanted - (end.cpus - others)) / wanted
-    shares = [min(share, 0.9) for share in (missing, throttled_share) if share > NOTICED]
-    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
+    # Below 1, so that the interval's upper end stays finite.
+    lost = [min(fraction, 0.9) for fraction in (missing, throttled_share) if fraction > NOTICED]
+    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - fraction for fraction in lost))
 
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:

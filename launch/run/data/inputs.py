@@ -114,6 +114,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     )
     train = _without_epochs(train, config, strategy, needs_epochs)
     updates_before = 0
+    # A run that resumes counts from the updates that the model had as it began, not from those it has now.
     if config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built:
         newest = RunDir(config.run_dir).newest() if config.run_dir else None  # one process alone has such a model
         updates_before = newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
@@ -236,6 +237,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
         counts = {**counts, "train": {**counts.get("train", {}), "resumed": position}}
     agreed_counts = strategy.exchange(counts)[0]
     if position := agreed_counts.get("train", {}).get("resumed"):
+        # It was exchanged as plain JSON.
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
         position["buckets"] = LengthBuckets(*rules.parse_buckets(bucket_by)) if bucket_by else None

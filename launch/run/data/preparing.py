@@ -189,6 +189,7 @@ def _locked(
     others = [name for name in os.listdir(folder) if not name.startswith(".")]
     if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
+    # To append: a plan that is there is neither emptied nor replaced before the lock on it is held.
     with open(path, "a+", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):

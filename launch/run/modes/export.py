@@ -120,6 +120,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     forward, forward_features = predicting.forward_and_features(trainer, run.example, name)
     model = weights.keras_model(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).layers_without_averages
+    # A layer that carries a state from batch to batch has one for each example, so it takes batches of that size alone.
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(forward_features)

@@ -139,6 +139,7 @@ def _outputs(
     **ends: Any,
 ) -> Any:
     """Executes a prediction's program on the features of a split, each checked; a nest of NumPy arrays."""
+    # Without examples, one of zeros is predicted and left out, so that outputs have their shapes and dtypes.
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
     with contextlib.closing(strategy.external(prediction, features, size)) as program:

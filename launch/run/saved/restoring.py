@@ -32,6 +32,7 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         return None
     best = run.checkpoints_for("best")
     checkpoints = best if os.path.dirname(manifest.path) == best.directory else run.checkpoints_for("latest")
+    # Restoring brings the learning rates back; one that `compile` has changed since then is set again afterwards.
     rates = {}
     if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
         for optimizer in Inventory(run.trainer).optimizers.values():
@@ -108,6 +109,7 @@ def _check_rules(run: BaseRun, manifest: Manifest) -> None:
 def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
     """Returns, on every worker, the newest whole checkpoint that the chief finds."""
     manifest = checkpoints.latest()
+    # On a network file system this worker may see another as the newest, so the chief's step counts.
     step = run.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == step)), None)
@@ -129,6 +131,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
         manifest = newest(run, checkpoints)
     else:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
+    # All raise, or none: whoever raised alone would leave the others waiting.
     is_everywhere = all(run.strategy.exchange(manifest is not None))
     if manifest is None or not is_everywhere:
         raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints_for("latest"), which)

@@ -102,6 +102,7 @@ def initial_loader(source: str | None) -> Callable[[str, Any], None]:
     """Returns the `load_initial` of a run with --init_from; what it can't load, `load_init_from` reports."""
 
     def load(path: str, model: tf.keras.layers.Layer) -> None:
+        # In a graph, that of a dry run, no variable has a value; shards are filled once they are there.
         if not source or not tf.executing_eagerly() or any(map(shards.variable_sharding, model.variables)):
             return
         with contextlib.suppress(CheckpointError, UsageError):
