@@ -328,9 +328,8 @@ def _check(arguments: Arguments) -> None:
         if not _is_count(value, least) and not (may_be_none and value is None):
             raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
     frequency = arguments.validation_freq
-    if not (
-        all(map(_is_count, frequency)) and frequency if isinstance(frequency, (list, tuple)) else _is_count(frequency)
-    ):
+    epochs = frequency if isinstance(frequency, (list, tuple)) else [frequency]
+    if not epochs or not all(map(_is_count, epochs)):
         raise UsageError(
             f"validation_freq={frequency!r} can't be used; give a whole number of 1 or more, or a list of such"
         )

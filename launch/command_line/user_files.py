@@ -103,10 +103,8 @@ def check_trainer(trainer_class) -> None:
     is_trainer = engine is not None and issubclass(kind, engine.Trainer)
     if trainer_class is None or (is_trainer and kind is trainer_class):
         return
-    fix = (
-        f"give the class itself, {kind.__name__}, and its arguments as model_arg"
-        if is_trainer
-        else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
-    )
+    fix = "give a subclass of crankshaft.Trainer, whose build_model returns the Keras model"
+    if is_trainer:
+        fix = f"give the class itself, {kind.__name__}, and its arguments as model_arg"
     kind_name = "the class" if kind is trainer_class else "an object of"
     raise UsageError(f"the trainer_class is {kind_name} {kind.__name__}; {fix}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -79,7 +79,23 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     if run.sync_check:
         hooks.append(run.sync_check)
     if config.run_dir:
-        hooks.append(_tensorboard(run, row_periods, writer))
+        has_servers = not strategy.updates_here
+        if has_servers and config.histogram_every_steps:
+            every = f"histogram_every_steps={config.histogram_every_steps}"
+            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
+        # For a probe, each step would exchange more with the servers.
+        probe = None if has_servers else Probe(strategy, run.trainer, bool(config.histogram_every_steps))
+        hooks.append(
+            TensorBoard(
+                config.files.tensorboard if config.is_chief else None,
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                more=row_periods if config.summary_every_steps else (),
+                config=config.deciding(),
+                probe=probe,
+                writer=writer,
+            )
+        )
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
         hooks.append(_IncludeWorkers(config))
@@ -137,23 +153,6 @@ def _judges(
     elif config.restore_best:
         judges.append(BestWeights(config.monitor))
     return judges
-
-
-def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: BackgroundThread) -> TensorBoard:
-    config, has_servers = run.config, not run.strategy.updates_here
-    if has_servers and config.histogram_every_steps:
-        every = f"histogram_every_steps={config.histogram_every_steps}"
-        logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
-    return TensorBoard(
-        config.files.tensorboard if config.is_chief else None,
-        every_steps=config.summary_every_steps,
-        histogram_every_steps=config.histogram_every_steps,
-        more=row_periods if config.summary_every_steps else (),
-        config=config.deciding(),
-        # Each step's messages would be more.
-        probe=None if has_servers else Probe(run.strategy, run.trainer, bool(config.histogram_every_steps)),
-        writer=writer,
-    )
 
 
 def check_user_hooks(user_hooks: Sequence) -> list[Hook]:

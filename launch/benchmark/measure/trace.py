@@ -63,23 +63,21 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict | None:
                 f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
                 "run_dir that all of them share"
             )
-        return _profile_result(folder, space, traced_steps)
-    if strategy.is_chief:
-        tf.profiler.experimental.start(folder)
-    try:
-        end = program.step + steps
-        while program.step < end:
-            result = strategy.run(program, end - program.step)
-        result.sums.read()  # waits for the devices
-    finally:
+        steps = traced_steps
+    else:
         if strategy.is_chief:
-            tf.profiler.experimental.stop()
-    if not strategy.is_chief:
-        return None
-    return _profile_result(folder, _read(set(_files(folder)) - before), steps)
-
-
-def _profile_result(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
+            tf.profiler.experimental.start(folder)
+        try:
+            end = program.step + steps
+            while program.step < end:
+                result = strategy.run(program, end - program.step)
+            result.sums.read()  # waits for the devices
+        finally:
+            if strategy.is_chief:
+                tf.profiler.experimental.stop()
+        if not strategy.is_chief:
+            return None
+        space = _read(set(_files(folder)) - before)
     listed = ops(space, steps)
     return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in listed), "ops": listed}
 

@@ -92,7 +92,14 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
     data_info = preprocessor.check_info(dataclasses.replace(data, train=None, evaluation=None), example)
-    if trained := model_file.read_if_trained(config):
+    trained = None
+    if config.has_checkpoint:
+        try:
+            trained = model_file.read(config.files.path)
+        except UsageError:
+            if not config.trains:  # else the run writes the file again
+                raise
+    if trained:
         data_name = f"data_dir={config.data_dir}" if config.data_dir else "the data"
         now = data_info, form.features(example)
         preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)

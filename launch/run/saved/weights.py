@@ -287,13 +287,11 @@ def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
 
 def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     """Assigns whole values to a run's variables, on all replicas, and to their averages."""
-    averages: list[Any] = [optimizer.weight_average for optimizer in Inventory(run.trainer).optimizers.values()]
-    averages = [average for average in averages if average is not None]
-    shadows = {
-        id(variable): [shadow]
-        for average in averages
-        for variable, shadow in zip(average.all_variables, average.shadows, strict=True)
-    }
+    shadows = dict[int, list[Any]]()
+    for optimizer in Inventory(run.trainer).optimizers.values():
+        if (average := optimizer.weight_average) is not None:
+            for variable, shadow in zip(average.all_variables, average.shadows, strict=True):
+                shadows[id(variable)] = [shadow]
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
             if shards.variable_sharding(target):
