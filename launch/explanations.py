@@ -62,7 +62,7 @@ def explained(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _to_programs_error(error: Exception) -> Exception:
-    """Returns the error that a program gets, with its cause; it may be the same."""
+    """Converts an error to the one that a program gets, with its cause; it may be the same."""
     if not isinstance(error, CrankshaftError) and _is_programs(error):
         return error
     explained = _explained(error)

@@ -222,7 +222,7 @@ def _train(arguments: Arguments) -> api.Run:
 
 
 def _limited(arguments: Arguments) -> Arguments:
-    """Returns the arguments within the limits of `keras.config`, which are for trying a program."""
+    """Limits the arguments as `keras.config` does, for trying a program."""
     epochs, steps = tf.keras.config.max_epochs(), tf.keras.config.max_steps_per_epoch()
     if epochs and epochs < arguments.epochs:
         logging.warning("keras.config.set_max_epochs(%d) limits epochs", epochs)
@@ -236,7 +236,7 @@ def _limited(arguments: Arguments) -> Arguments:
 def _backup_flags(
     backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, train: Source | Stream | None
 ) -> dict[str, Any]:
-    """Returns the flags that replace a callback, and logs the replacement."""
+    """Replaces a callback by flags, and logs the replacement."""
     every = arguments.steps_per_epoch
     if backup.save_freq != "epoch":
         every = int(backup.save_freq)
@@ -254,7 +254,7 @@ def _backup_flags(
 
 
 def _removes(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments) -> bool:
-    """Returns whether the callback's folder is removed after success."""
+    # A run_dir that the call gives is the user's own, and stays.
     return backup.delete_checkpoint and arguments.flags.get("run_dir") is None
 
 
@@ -268,7 +268,7 @@ def _train_split(arguments: Arguments) -> Source | Stream:
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
-    """Returns the flags that the form of the training data decides; None: it is an input's."""
+    """Derives flags from the form of the training data; None: it is an input's."""
     size = _batch_size(arguments, train)
     if not arguments.epoch_steps and _never_ends(train):
         raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
@@ -367,7 +367,7 @@ def _is_count(value: Any, least: int = 1) -> bool:
 
 
 def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
-    """Returns the examples per step: the batch size of x, if it is batched."""
+    """Chooses the examples per step: the batch size of x, if it is batched."""
     size = train.batch_examples if train is not None else None
     if size and arguments.batch_size not in (None, size):
         raise UsageError(f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out")
@@ -379,7 +379,6 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 
 
 def _examples(arguments: Arguments, train: Source) -> int:
-    """Returns the number of examples to train on."""
     return math.floor(len(train) * (1 - arguments.eval_fraction))
 
 

@@ -81,7 +81,7 @@ def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
 
 
 def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[str]]:
-    """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline (None if unknown), and the reasons."""
+    """Measures flops_per_step, bytes_per_step, flops_source, machine, roofline (None if unknown), and the reasons."""
     limits: dict[str, Any] = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
     config, strategy = run.config, run.strategy
     if config.strategy == "tpu":

@@ -322,7 +322,7 @@ class Config(Flags):
         return values
 
     def _recorded_keras_defaults(self) -> tuple[str, dict[str, Any]]:
-        """Returns the path of a file that gives the run defaults of Keras, and these; without one "" and {}."""
+        """Reads Keras's defaults from the file that the run has them of: (its path, defaults); without one ("", {})."""
         if self.run_dir and self.mode != "benchmark" and (saved := saved_config.load(self.run_dir)):
             path = self.files.config
             if "keras" not in saved and self.is_chief:

@@ -210,7 +210,6 @@ class _IncludeWorkers(Periodic):
 
 
 def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, began: float, pauses: Pauses) -> Recorder:
-    """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]

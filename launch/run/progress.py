@@ -105,7 +105,7 @@ class Progress(Hook):
         self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
 
     def _rate(self) -> float:
-        """Returns the examples per second since the last line, or beside a bar, of the last seconds."""
+        """Computes examples per second since the last line or, beside a bar, over the last seconds."""
         if self._bar is None:
             return self._calls.take().speeds.get("examples_per_sec", 0.0)
         calls = self._calls.totals

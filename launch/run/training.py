@@ -217,7 +217,7 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
 
 
 def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
-    """Returns the step after so many steps, or epochs, or the run's end if that comes first.
+    """Converts a call's steps, or epochs, to the step at which it ends, or the run's end if that comes first.
 
     Raises:
       UsageError: they are not a length, or the run has stopped.

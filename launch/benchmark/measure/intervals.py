@@ -113,7 +113,7 @@ def round_rates(calls: Mapping[str, Sequence]) -> list[float]:
 
 
 def _rates(calls: Mapping[str, Sequence], groups: np.ndarray) -> list[float]:
-    """Returns examples per second of each group of calls, given each call's group."""
+    """Computes examples per second of each group of calls, given each call's group."""
     examples, seconds = np.asarray(calls["examples"], float), np.asarray(calls["seconds"], float)
     return [float(examples[groups == n].sum() / seconds[groups == n].sum()) for n in sorted(set(groups.tolist()))]
 

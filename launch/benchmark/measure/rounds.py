@@ -98,7 +98,7 @@ def run(
 
 
 def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_steps: int) -> dict:
-    """Returns the figures of the calls and the machine; replicas synchronize every `meet_steps`."""
+    """Computes the figures of the calls and the machine; replicas synchronize every `meet_steps`."""
     timed, warnings = columns(rounds), []
     shortest = min(sum(call.steps for call in calls) for calls in rounds)
     if shortest < meet_steps:
@@ -161,9 +161,9 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
       The seconds of the first call, until its steps are done: tracing, compiling, and its one step (or
       --steps_per_loop); and the number of steps of the first round.
     """
-    first_step_seconds, steps_per_sec = _settle(strategy, program, length.steps or ENDLESS, clock)
+    first_step_seconds, steps_per_sec = _run_until_paced(strategy, program, length.steps or ENDLESS, clock)
     if length.steps is None:
-        steps_per_sec = _try(strategy, program, length, steps_per_sec, clock)
+        steps_per_sec = _trial_rate(strategy, program, length, steps_per_sec, clock)
     steps = length.agreed_steps(strategy, steps_per_sec)
     _finish_open_steps(strategy, program, steps)
     # An epoch's smaller last batch has a program of its own, which must not be compiled within a round. So it is
@@ -177,7 +177,7 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
     return first_step_seconds, steps
 
 
-def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
+def _run_until_paced(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
     """Compiles, and runs calls of at most `limit` steps until two in a row are not longer than the ones before.
 
     Returns:
@@ -199,8 +199,8 @@ def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float
     return first_step_seconds, result.steps / max(clock() - before, 1e-9)
 
 
-def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
-    """Returns the rate of a short round, repeated until its duration is about what the previous one predicted.
+def _trial_rate(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
+    """Measures the rate of a short round, repeated until its duration is about what the previous one predicted.
 
     Single calls can't predict it: some are short, and some compile code that earlier calls did not need.
     """

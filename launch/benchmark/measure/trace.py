@@ -153,7 +153,7 @@ def _own_times(plane, line, is_device: bool) -> Iterator[tuple[str, str, int]]:
 
 
 def _op(plane, event, is_device: bool) -> tuple[str, str] | None:
-    """Returns an event's op, (name, type); None for an event that is not an op."""
+    """Finds an event's op, (name, type); None for an event that is not an op."""
     event_name = plane.event_metadata[event.metadata_id].name
     stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
     if "tf_op" in stats and (match := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):

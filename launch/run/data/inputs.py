@@ -168,7 +168,7 @@ def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
 
 
 def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
-    """Returns training data without counting what may be endless; of several inputs, the first has epochs."""
+    """Leaves training data uncounted that may be endless; of several inputs, the first has epochs."""
     if not isinstance(train, Combined):
         return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
     sizes, counted = train.sizes(config.global_batch_size), combined.first(train) if needs_epochs else None
@@ -178,7 +178,7 @@ def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epoc
 
 
 def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) -> Source | Stream:
-    """Returns a split that is not counted, where it may not end."""
+    """Has a split begin again for ever, and so not counted, unless it is known to end."""
     if split.by_index or split.ends:
         return split
     if split.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
@@ -218,7 +218,7 @@ def _check_classes(config: Config, train, num_classes: int | None) -> None:
 
 
 def _classes_by_values(config: Config, train) -> int | None:
-    """Returns `form.num_classes`; raises `UsageError` if a tabular model can't infer its task from labels."""
+    """Infers the number of classes. Raises `UsageError` if a tabular model can't infer its task from labels."""
     example = form.fields(train.element_spec)
     if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
@@ -232,7 +232,7 @@ def _classes_by_values(config: Config, train) -> int | None:
 
 
 def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[[str], dict[str, Any]]:
-    """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
+    """Reads the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
     Has the position in the training data too, if its batches have changed. All workers take the chief's, so that they
     count, or not, together.
@@ -252,7 +252,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
 
 
 def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] | None:
-    """Returns the position of a run whose batches change or have changed, see `Order.resumed`; plain JSON."""
+    """Describes the position of a run whose batches change or have changed, for `Order.resumed`; plain JSON."""
     if _changed_batches(config, newest, train.by_index) or _other_examples(newest, train):
         newest = config.files.newest(is_whole=True) or newest  # the one that will be restored
     flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
@@ -267,7 +267,7 @@ def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] 
 
 
 def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
-    """Returns the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
+    """Finds the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
     if not isinstance(train, Source) or unknown_dimensions(train.element_spec):
         return {}
     data = newest.about.get("data", {}).get("train")
@@ -276,7 +276,7 @@ def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
 
 
 def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:
-    """Returns the flags that decide an epoch's batches and have changed, with the values in a checkpoint."""
+    """Finds the flags that decide an epoch's batches and have changed, with their values in a checkpoint."""
     flags = {name: newest.about.get("flags", {}).get(name, getattr(_DEFAULTS, name)) for name in _BATCH_FLAGS}
     changed = {name: value for name, value in flags.items() if value != getattr(config, name)}
     if by_index and flags["shuffle_buffer"] and config.shuffle_buffer:

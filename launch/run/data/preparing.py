@@ -82,7 +82,7 @@ def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]
 
 
 def _arrays(nest: Any) -> list[np.ndarray]:
-    """Returns a nest's arrays in the order of `features.names_in`."""
+    """Flattens a nest in the order of `features.names_in`; `tf.nest.flatten` would sort by name."""
     if isinstance(nest, dict):
         return [array for component in nest.values() for array in _arrays(component)]
     if isinstance(nest, (tuple, list)):
@@ -159,7 +159,7 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 
 
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
-    """Returns everything that determines the shards' contents, plain JSON."""
+    """Describes everything that determines the shards' contents, as plain JSON."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
     for name, split in loaded.by_name.items():  # a fingerprint is of some of the contents only
         if paths := split.files():

@@ -66,7 +66,7 @@ class Predictor:
         return chosen
 
     def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
-        """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
+        """Computes the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
 
         `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
         """
@@ -92,7 +92,7 @@ class ModelPredictor:
         self._prediction, self._check = Prediction(_caller(model)), check
 
     def __call__(self, split: Split, size: int) -> Any:
-        """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
+        """Computes the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
         return _outputs(self._strategy, self._prediction, split, size, self._check)
 
 
@@ -240,6 +240,6 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
 
 
 def _batch_specs(features) -> Any:
-    """Returns specs of batches of any size, and of any length where examples differ in it."""
+    """Makes specs of batches of any size, and of any length where examples differ in it."""
     spec = form.measured(form.element_spec(features))
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)

@@ -114,7 +114,7 @@ def _as_text(column: np.ndarray) -> np.ndarray:
 
 
 def _fixed_width(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Returns text in NumPy's fixed-width type: without pickles .npz has no other."""
+    """Converts text to NumPy's fixed-width type: without pickles .npz has no other."""
     fixed = array.astype("S") if array.dtype == object else array
     if array.dtype == object and (fixed != array).any():
         raise UsageError(

@@ -51,7 +51,7 @@ def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
 
 
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
-    """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
+    """Finds the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     checkpoints, best = run.checkpoints_for("latest"), run.checkpoints_for("best")
     checkpoints.clean()
     best.clean()

@@ -107,7 +107,7 @@ class SavedRun:
     def _architecture(
         self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], path: str
     ) -> dict[str, Any] | None:
-        """Returns Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
+        """Finds Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
 
         Raises:
           UsageError: it takes the trainer's class to make it.

@@ -57,7 +57,7 @@ def model_is_forward(trainer: Trainer) -> bool:
 
 
 def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
-    """Returns Keras's configuration of a model; None of a subclassed one that has none."""
+    """Describes a model by Keras's configuration; None of a subclassed one that has none."""
     try:
         architecture = json.loads(model.to_json())
     except (NotImplementedError, TypeError, ValueError):  # Keras's errors for subclassed models
@@ -255,7 +255,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 
 
 def _find_weight(trainer: Trainer, name: str) -> Any:
-    """Returns the only weight or table of a name. Raises `UsageError`."""
+    """Finds the only weight or table of a name. Raises `UsageError`."""
     inventory = Inventory(trainer)
     # An average of other weights is not set by its name: `_assign` sets it with them.
     layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
@@ -270,7 +270,7 @@ def _find_weight(trainer: Trainer, name: str) -> Any:
 
 
 def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
-    """Returns (variable, its value) of a weight, or of each shard of a table. Raises `UsageError`."""
+    """Divides a weight's value into (variable, value) pairs: of a table, one for each shard. Raises `UsageError`."""
     is_table = isinstance(target, Embedding)
     sharding = None if is_table else shards.variable_sharding(target)
     shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
