@@ -93,7 +93,7 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
         step = cost.step_cost(strategy, run.state, config.global_batch_size)
     except NotCountableError as error:
         return limits, [f"a step's operations could not be counted: {error}"]
-    limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
+    limits |= {"flops_per_step": sum(step.flops.values()), "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
     limits["roofline"] = cost.roofline(step, limits["machine"], steps_per_sec, shared_by)
     if limits["roofline"] is None:
         return limits, ["the step has no matrix products or convolutions to hold against the machine's peak"]

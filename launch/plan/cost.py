@@ -59,10 +59,6 @@ class Cost:
     bytes: float
     resident_bytes: float
 
-    @property
-    def total_flops(self) -> float:
-        return sum(self.flops.values())
-
 
 def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     """Counts one step on all replicas of all hosts. Traces it on a batch of zeros.
@@ -277,7 +273,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
         "bound": "compute" if compute_seconds >= memory_seconds else "memory",
         "limit_steps_per_sec": limit,
         "share_of_limit": steps_per_sec / limit,
-        "intensity_flops_per_byte": cost.total_flops / cost.bytes,
+        "intensity_flops_per_byte": sum(cost.flops.values()) / cost.bytes,
         "matmul_dtype": max(cost.flops, key=cost.flops.__getitem__),
         "bandwidth": "cache" if cached else "memory",
         "compute_seconds": compute_seconds,

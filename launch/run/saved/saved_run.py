@@ -212,17 +212,13 @@ class ForwardModel(tf.keras.Model):
         return tf.nest.map_structure(keras.in_float32, self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
-        raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")
+        raise UsageError(f"fit: this model computes {type(self.trainer).__name__}.forward; train it by crankshaft.run")
 
     def save(self, *_, **__):
         raise UsageError(
-            f'save: a .keras file can\'t hold {self._owner}.forward; export a SavedModel by run(..., mode="export"), '
-            f'or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
+            f"save: a .keras file can't hold {type(self.trainer).__name__}.forward; export a SavedModel by "
+            f'run(..., mode="export"), or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
         )
-
-    @property
-    def _owner(self) -> str:
-        return type(self.trainer).__name__
 
 
 def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, name: str | None = None) -> tf.keras.Model:
