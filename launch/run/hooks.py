@@ -55,10 +55,9 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     config, strategy = run.config, run.strategy
     callbacks = next((hook for hook in user_hooks if isinstance(hook, KerasCallbacks)), None)
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
-    row_periods: set[int | Period] = {run.epoch_period}
     if callbacks and callbacks.epoch_steps:  # which may not be the data's: they evaluate at the ends of theirs
         eval_period = callbacks.period(strategy.training.feed)
-    row_periods.add(eval_period)
+    row_periods: set[int | Period] = {run.epoch_period, eval_period}
     # The writer waits for the device, even if that hangs; the poller never does.
     writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
 

@@ -192,28 +192,25 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
     if is_ours and config.needs_labels and form.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if issubclass(config.trainer_class, Classifier):
-        _check_classes(config, train, num_classes)
+        components = form.features(train.element_spec)
+        is_several = isinstance(components, (dict, tuple)) and not isinstance(components, Spec)
+        if name in registry.NAMES["model"] and is_several:  # a user's own model may take them
+            makes_array = config.input_entry and "array" in config.input_entry.defaults
+            fix = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
+            shown = short(", ".join(components) if isinstance(components, dict) else len(components))
+            raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {fix}")
+        if num_classes is None:
+            need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
+            raise UsageError(
+                f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {need}, numbered "
+                "from 0"
+            )
     if evaluation is None:
         conflicts.refuse(config, conflicts.WITHOUT_EVALUATION_DATA)
     if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
         raise UsageError(
             f"strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another strategy"
-        )
-
-
-def _check_classes(config: Config, train, num_classes: int | None) -> None:
-    """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
-    name, components = config.model_entry.name, form.features(train.element_spec)
-    if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
-        makes_array = config.input_entry and "array" in config.input_entry.defaults
-        fix = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
-        shown = short(", ".join(components) if isinstance(components, dict) else len(components))
-        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {fix}")
-    if num_classes is None:
-        need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
-        raise UsageError(
-            f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {need}, numbered from 0"
         )
 
 

@@ -61,8 +61,8 @@ def generate(run: BaseRun) -> Outcome:
         print(flush=True)
     count, text = len(times) - len(row) + 1, "".join(pieces)
     ended = "; the document ends here" if count < config.arguments("sampling")["tokens"] else ""
-    first = len(row) - 1  # which compiles
-    rate = (count - 1) / (times[-1] - times[first]) if count > 1 else None
+    # From the first token that was computed on, since that one's step was compiled first.
+    rate = (count - 1) / (times[-1] - times[len(row) - 1]) if count > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(count, 'token')}{speed}{ended}", file=sys.stderr)

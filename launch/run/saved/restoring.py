@@ -155,19 +155,17 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     config = run.config
     which = config.eval_checkpoint
     checkpoints = run.checkpoints_for(which)
-    count = 0
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):
             if manifest := restore_unless_removed(run, checkpoints, newest_one):
-                count += 1
                 yield manifest
-                break
-    else:
-        for manifest in checkpoints.all(lambda manifest: which in ("all", str(manifest.step))):
-            if restore_unless_removed(run, checkpoints, manifest):
-                count += 1
-                yield manifest
-    if not count:
+                return
+    is_restored = False
+    for manifest in checkpoints.all(lambda manifest: which in ("all", str(manifest.step))):
+        if restore_unless_removed(run, checkpoints, manifest):
+            is_restored = True
+            yield manifest
+    if not is_restored:
         raise missing(f"run_dir={config.run_dir}", checkpoints, which)
 
 
