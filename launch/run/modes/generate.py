@@ -61,7 +61,7 @@ def generate(run: BaseRun) -> Outcome:
         print(flush=True)
     count, text = len(times) - len(row) + 1, "".join(pieces)
     ended = "; the document ends here" if count < config.arguments("sampling")["tokens"] else ""
-    # From the first token that was computed on, since that one's step was compiled first.
+    # Without the first token, whose step is compiled.
     rate = (count - 1) / (times[-1] - times[len(row) - 1]) if count > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
