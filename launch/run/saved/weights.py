@@ -257,7 +257,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 def _find_weight(trainer: Trainer, name: str) -> Any:
     """Finds the only weight or table of a name. Raises `UsageError`."""
     inventory = Inventory(trainer)
-    # An average of other weights is not set by its name: `_assign` sets it with them.
+    # Not the layers that are averages of others.
     layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
     weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
     weights += [(table.name, table) for table in inventory.tables.values()]
