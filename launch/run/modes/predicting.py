@@ -79,21 +79,18 @@ class Predictor:
             return _outputs(self._strategy, self._prediction, split, size, **options)
 
 
-class ModelPredictor:
-    """Computes the outputs of a Keras model on this process's device, with the weights that it has.
+def model_predictor(model: tf.keras.Model, check: Callable[[Any], Any]) -> Callable[[Split, int], Any]:
+    """Makes a function that computes a Keras model's outputs on this process's device, with the weights that it has.
+
+    It takes a split and how many examples are computed at a time, and returns a nest of NumPy arrays.
 
     Args:
       check: returns the features that it gets, a nest of arrays or tensors [n, ...].
     """
-
-    def __init__(self, model: tf.keras.Model, check: Callable[[Any], Any]):
-        with isolation.Isolation().entered():
-            self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
-        self._prediction, self._check = Prediction(_caller(model)), check
-
-    def __call__(self, split: Split, size: int) -> Any:
-        """Computes the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
-        return _outputs(self._strategy, self._prediction, split, size, self._check)
+    with isolation.Isolation().entered():
+        strategy = on_one_device(prepare(_Holder(model), RunContext()))
+    # One prediction for all calls, so that it is compiled once.
+    return functools.partial(_outputs, strategy, Prediction(_caller(model)), check=check)
 
 
 class _Holder(Trainer):

@@ -268,9 +268,8 @@ def _with_predict(
     def to_tensor(x: Any) -> Any:  # of text, which Keras takes in any form as a tensor
         return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x
 
-    @functools.cache
-    def predictor() -> predicting.ModelPredictor:
-        return predicting.ModelPredictor(model, checked)
+    # Made where a call first needs it: the `predict` of Keras does without.
+    predictor = functools.cache(functools.partial(predicting.model_predictor, model, checked))
 
     @explanations.explained
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):
