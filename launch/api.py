@@ -127,7 +127,7 @@ def open_run(
 
 
 def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[str, Any], **options) -> tuple[Any, dict]:
-    """Returns the checked configuration of keywords, and the script's own flags that they set, by name.
+    """Configures and checks keywords; also finds the script's own flags that they set, by name.
 
     Raises `UsageError`.
     """

@@ -22,6 +22,8 @@ from .host import process
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("engine", "models", "input", "launch"))
+# A mistake within these is of a model, an input or a test: its line is what the user looks for.
+_USERS_FOLDERS = tuple(os.path.join(_PACKAGE, folder, "") for folder in ("models", "input", "tests"))
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
 # Modules whose frames tell a program's author nothing.
@@ -60,7 +62,7 @@ def explained(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def _to_programs_error(error: Exception) -> Exception:
-    """Returns the error that a program gets, with its cause; it may be the same."""
+    """Converts an error to the one that a program gets, with its cause; it may be the same."""
     if not isinstance(error, CrankshaftError) and _is_programs(error):
         return error
     explained = _explained(error)
@@ -302,13 +304,7 @@ def _users_frame(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)
-        inside = path.startswith(os.path.join(_PACKAGE, "")) and not path.startswith(
-            (
-                os.path.join(_PACKAGE, "models", ""),
-                os.path.join(_PACKAGE, "input", ""),
-                os.path.join(_PACKAGE, "tests", ""),
-            )
-        )
+        inside = path.startswith(os.path.join(_PACKAGE, "")) and not path.startswith(_USERS_FOLDERS)
         if not inside and not any(part in frame.filename for part in _LIBRARIES):
             return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
     return None

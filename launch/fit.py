@@ -157,7 +157,7 @@ class Arguments(types.SimpleNamespace):
         return self.steps_per_epoch and -(-self.steps_per_epoch // self.stride) * self.stride
 
     @property
-    def eval_share(self) -> float:
+    def eval_fraction(self) -> float:
         """The fraction of the examples to evaluate on."""
         return self.validation_split if self.validation_data is None else 0.0
 
@@ -184,16 +184,22 @@ def _train(arguments: Arguments) -> api.Run:
         batch_stride=arguments.stride,
         verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
     )
+    # `Hook.last_step` ends the run earlier where callbacks or epochs say so.
+    length: dict[str, Any] = {"train_epochs": max(1, arguments.run_epochs)}
+    if steps := arguments.epoch_steps:
+        length = {"train_steps": max(1, arguments.run_epochs) * steps}
+        if arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input:
+            length["eval_every_steps"] = steps
     is_function = _makes_data(arguments.x)
     train = None if arguments.names_input or is_function else _train_split(arguments)
     flags = {
         "input": arguments.x if arguments.names_input else None,
-        "validation_split": arguments.eval_share,
+        "validation_split": arguments.eval_fraction,
         "progress": _PROGRESS[arguments.verbose],
         "strategy": "mirrored" if is_mirrored else None,
         "run_eagerly": (arguments.is_model and arguments.model.run_eagerly) or None,
         **({} if is_function else _data_flags(arguments, train)),
-        **_length_flags(arguments),
+        **length,
         **arguments.flags,
         **(_backup_flags(backups[0], arguments, train) if backups else {}),
     }
@@ -216,7 +222,7 @@ def _train(arguments: Arguments) -> api.Run:
 
 
 def _limited(arguments: Arguments) -> Arguments:
-    """Returns the arguments within the limits of `keras.config`, which are for trying a program."""
+    """Limits the arguments as `keras.config` does, for trying a program."""
     epochs, steps = tf.keras.config.max_epochs(), tf.keras.config.max_steps_per_epoch()
     if epochs and epochs < arguments.epochs:
         logging.warning("keras.config.set_max_epochs(%d) limits epochs", epochs)
@@ -230,7 +236,7 @@ def _limited(arguments: Arguments) -> Arguments:
 def _backup_flags(
     backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments, train: Source | Stream | None
 ) -> dict[str, Any]:
-    """Returns the flags that replace a callback, and logs the replacement."""
+    """Replaces a callback by flags, and logs the replacement."""
     every = arguments.steps_per_epoch
     if backup.save_freq != "epoch":
         every = int(backup.save_freq)
@@ -248,7 +254,7 @@ def _backup_flags(
 
 
 def _removes(backup: tf.keras.callbacks.BackupAndRestore, arguments: Arguments) -> bool:
-    """Returns whether the callback's folder is removed after success."""
+    # A run_dir that the call gives is the user's own, and stays.
     return backup.delete_checkpoint and arguments.flags.get("run_dir") is None
 
 
@@ -262,7 +268,7 @@ def _train_split(arguments: Arguments) -> Source | Stream:
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
-    """Returns the flags that the form of the training data decides; None: it is an input's."""
+    """Derives flags from the form of the training data; None: it is an input's."""
     size = _batch_size(arguments, train)
     if not arguments.epoch_steps and _never_ends(train):
         raise UsageError("the dataset never ends, so it has no epoch; give steps_per_epoch")
@@ -322,18 +328,17 @@ def _check(arguments: Arguments) -> None:
         if not _is_count(value, least) and not (may_be_none and value is None):
             raise UsageError(f"{name}={value!r} can't be used; give a whole number of {least} or more")
     frequency = arguments.validation_freq
-    if not (
-        all(map(_is_count, frequency)) and frequency if isinstance(frequency, (list, tuple)) else _is_count(frequency)
-    ):
+    epochs = frequency if isinstance(frequency, (list, tuple)) else [frequency]
+    if not epochs or not all(map(_is_count, epochs)):
         raise UsageError(
             f"validation_freq={frequency!r} can't be used; give a whole number of 1 or more, or a list of such"
         )
     for name, values in _CHOICES.items():
         if not isinstance(value := getattr(arguments, name), (int, str, type(None))) or value not in values:
             raise UsageError(f"{name}={value!r} is not known; use {' or '.join(map(repr, values))}")
-    share = arguments.validation_split
-    if not isinstance(share, numbers.Real) or not 0 <= float(share) < 1:
-        raise UsageError(f"validation_split={share!r} can't be used; give a share from 0 to below 1")
+    fraction = arguments.validation_split
+    if not isinstance(fraction, numbers.Real) or not 0 <= float(fraction) < 1:
+        raise UsageError(f"validation_split={fraction!r} can't be used; give a share from 0 to below 1")
     for callback in tf.nest.flatten(arguments.callbacks or []):
         if not isinstance(callback, tf.keras.callbacks.Callback):
             raise UsageError(
@@ -353,7 +358,7 @@ def _check(arguments: Arguments) -> None:
     for name in _INPUT_ARGUMENTS if arguments.names_input else ():
         if getattr(arguments, name) is not None:
             raise UsageError(f"x={arguments.x!r} names an input, which has all of its own; leave {name} out")
-    if arguments.validation_steps and arguments.eval_share:
+    if arguments.validation_steps and arguments.eval_fraction:
         raise UsageError("validation_steps counts batches of validation_data; give that, or leave validation_steps out")
 
 
@@ -362,7 +367,7 @@ def _is_count(value: Any, least: int = 1) -> bool:
 
 
 def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
-    """Returns the examples per step: the batch size of x, if it is batched."""
+    """Chooses the examples per step: the batch size of x, if it is batched."""
     size = train.batch_examples if train is not None else None
     if size and arguments.batch_size not in (None, size):
         raise UsageError(f"batch_size={arguments.batch_size}, and x comes in batches of {size}; leave batch_size out")
@@ -374,16 +379,7 @@ def _batch_size(arguments: Arguments, train: Source | Stream | None) -> int:
 
 
 def _examples(arguments: Arguments, train: Source) -> int:
-    """Returns the number of examples to train on."""
-    return math.floor(len(train) * (1 - arguments.eval_share))
-
-
-def _length_flags(arguments: Arguments) -> dict[str, Any]:
-    """Returns the flags of a run's length, which `Hook.last_step` limits, and of the interval between evaluations."""
-    evaluates = arguments.validation_data is not None or arguments.validation_split > 0 or arguments.names_input
-    if not (steps := arguments.epoch_steps):
-        return {"train_epochs": max(1, arguments.run_epochs)}
-    return {"train_steps": max(1, arguments.run_epochs) * steps, **({"eval_every_steps": steps} if evaluates else {})}
+    return math.floor(len(train) * (1 - arguments.eval_fraction))
 
 
 def _never_ends(train: Source | Stream | None) -> bool:

@@ -101,7 +101,7 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
 
         yield from ((shard, preparing.write(request, loaded, shard)) for shard in left)
         return
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("spawn")  # a process with TensorFlow's threads can't be forked
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
     try:
         shards_by_future = {pool.submit(_write, shard): shard for shard in left}
@@ -110,6 +110,7 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     except BrokenProcessPool:
         raise OSError("a process that wrote shards was killed (out of memory?); use fewer --processes") from None
     finally:
+        # After an error or Ctrl-C, which they leave to this process: else each would finish its shard first.
         for worker in [*(pool._processes or {}).values()]:
             worker.kill()
         pool.shutdown(cancel_futures=True)
@@ -129,7 +130,7 @@ def _write(shard: Shard) -> dict[str, int]:
     with process.quiet_startup(quiet=True):
         from .run.data import preparing
     try:
-        if len(_task) == 1:
+        if len(_task) == 1:  # the process's first shard
             _task.append(preparing.load(_task[0]))
         return preparing.write(_task[0], _task[1], shard)
     except UnavailableError as error:

@@ -16,7 +16,7 @@ from ..failures import UsageError
 from .result import MOST_BYTES, VERSION
 
 # By section, rows of a name and a format of `_Figures`; a row whose first figure is missing is omitted. Sections that
-# list (`_lists`) have columns instead, whose figures are aligned right.
+# list (Rounds, Profile) have columns instead, whose figures are aligned right.
 _SECTIONS = {
     "Run": {
         "model": "{model}",
@@ -131,7 +131,11 @@ def number(value: Any) -> str:
 
 def sections(result: Mapping[str, Any]) -> Iterator[Section]:
     """Yields the sections of a result (of --result_json) in reading order."""
-    formatter, lists = _Figures(), _lists(result)
+    formatter, rounds = _Figures(), result.get("rounds") or ()
+    lists = {
+        "Rounds": [{"round": number, **figures} for number, figures in enumerate(rounds, 1)] if len(rounds) > 1 else [],
+        "Profile": (result.get("profile") or {}).get("ops") or [],
+    }
     for title, formats in _SECTIONS.items():
         if title in lists:
             rows = [tuple(formatter.row(cell, entry) or _NONE for cell in formats.values()) for entry in lists[title]]
@@ -143,15 +147,6 @@ def sections(result: Mapping[str, Any]) -> Iterator[Section]:
             yield Section(title, columns, figures, rows)
     if lines := result.get("warnings"):
         yield Section("Warnings", (), (False, False), [("warning", str(line)) for line in lines])
-
-
-def _lists(result: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Returns the entries of the sections that list something."""
-    rounds = result.get("rounds") or ()
-    return {
-        "Rounds": [{"round": number, **figures} for number, figures in enumerate(rounds, 1)] if len(rounds) > 1 else [],
-        "Profile": (result.get("profile") or {}).get("ops") or [],
-    }
 
 
 def text(result: Mapping[str, Any]) -> str:

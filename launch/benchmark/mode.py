@@ -61,10 +61,17 @@ def _measure(run: BaseRun, variables: Mapping[str, str]) -> dict[str, Any]:
     )
     for name in ("compile_seconds", "first_step_seconds"):  # with the choice of jit, for which a user waits too
         measured[name] += choosing_seconds
-    profile, why_no_profile = _profile(run) if arguments["profile"] else (None, [])
+    if arguments["profile"]:
+        run_dir, profile = run.config.run_dir, None
+        folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
+        run.log(f"profiling {trace.STEPS} steps")
+        try:
+            profile = trace.profile(run.strategy, folder)  # None in other processes than the chief
+        except trace.NoTraceError as error:
+            measured["warnings"].append(f"no profile: {error}")
+        measured["profile"] = profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}
     limits, why_no_limits = _limits(run, measured["steps_per_sec"])
-    warnings = [*measured["warnings"], *why_no_profile, *why_no_limits]
-    return measured | ({"profile": profile} if arguments["profile"] else {}) | limits | {"warnings": warnings}
+    return measured | limits | {"warnings": [*measured["warnings"], *why_no_limits]}
 
 
 def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
@@ -74,7 +81,7 @@ def _line(number: int, count: int, totals: Mapping[str, Any]) -> str:
 
 
 def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[str]]:
-    """Returns flops_per_step, bytes_per_step, flops_source, machine, roofline (None if unknown), and the reasons."""
+    """Measures flops_per_step, bytes_per_step, flops_source, machine, roofline (None if unknown), and the reasons."""
     limits: dict[str, Any] = dict.fromkeys(("flops_per_step", "bytes_per_step", "flops_source", "machine", "roofline"))
     config, strategy = run.config, run.strategy
     if config.strategy == "tpu":
@@ -86,20 +93,8 @@ def _limits(run: BaseRun, steps_per_sec: float) -> tuple[dict[str, Any], list[st
         step = cost.step_cost(strategy, run.state, config.global_batch_size)
     except NotCountableError as error:
         return limits, [f"a step's operations could not be counted: {error}"]
-    limits |= {"flops_per_step": step.total_flops, "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
+    limits |= {"flops_per_step": sum(step.flops.values()), "bytes_per_step": step.bytes, "flops_source": cost.SOURCE}
     limits["roofline"] = cost.roofline(step, limits["machine"], steps_per_sec, shared_by)
     if limits["roofline"] is None:
         return limits, ["the step has no matrix products or convolutions to hold against the machine's peak"]
     return limits, []
-
-
-def _profile(run: BaseRun) -> tuple[dict[str, Any] | None, list[str]]:
-    """Traces ten steps; returns the trace and the ten ops that took longest, None if it can't, and why not."""
-    run_dir = run.config.run_dir
-    folder = RunDir(run_dir).tensorboard if run_dir else tempfile.mkdtemp(prefix="crankshaft-profile-")
-    run.log(f"profiling {trace.STEPS} steps")
-    try:
-        profile = trace.profile(run.strategy, folder)
-    except trace.NoTraceError as error:
-        return None, [f"no profile: {error}"]
-    return profile and {**profile, "ops": profile["ops"][:_TOP_OPS]}, []

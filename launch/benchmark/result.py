@@ -129,12 +129,10 @@ def problems(result: Any) -> list[str]:
         for name, (_, types) in KEYS.items()
         if types and (name not in result or not isinstance(result[name], types))
     ]
-    return wrong or _call_problems(result["calls"])
-
-
-def _call_problems(calls: Mapping[str, Any]) -> list[str]:
-    """Checks the columns from which rates are computed: equally many numbers above 0 in each."""
-    columns = [calls.get(name, ()) for name in ("steps", "examples", "seconds", "round")]
+    if wrong:
+        return wrong
+    # The columns from which rates are computed have equally many numbers above 0.
+    columns = [result["calls"].get(name, ()) for name in ("steps", "examples", "seconds", "round")]
     if not all(isinstance(column, list) and column and len(column) == len(columns[0]) for column in columns):
         return ["calls has no columns steps, examples, seconds and round of one length"]
     if not all(isinstance(value, _NUMBER) and value > 0 for column in columns[:3] for value in column):

@@ -26,42 +26,56 @@ def check(config: Config) -> None:
     """
     process.refuse_within_import()
     with rendezvous.refusing(config.cluster):
-        _check(config)
-
-
-def _check(config: Config) -> None:
-    conflicts.refuse(config, conflicts.CONFLICTS)
-    if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
-        raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
-    if config.cluster and not rendezvous.has_joined(config.cluster):
-        discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
-        rendezvous.check_bindable(config.cluster)
-    check_placement(config)
-    _check_sync_periods(config)
-    if config.mode in configs.READING:
-        _check_checkpoints(config)
-    if config.run_dir:
-        _check_run_dir(config)
-    paths.check_results(config.values)
-    for flag in registry.ENTRIES:
-        config.configured_arguments(flag)
-    if config.mode == "export":
-        _check_export(config)
-    if config.mode == "predict":
-        if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+        conflicts.refuse(config, conflicts.CONFLICTS)
+        if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
+            raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
+        if config.cluster and not rendezvous.has_joined(config.cluster):
+            discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
+            rendezvous.check_bindable(config.cluster)
+        check_placement(config)
+        for name in configs.PERIODS:
+            if (period := config.values[name]) and period % config.sync_every_steps:
+                above = configs.whole_periods(period, config.sync_every_steps)
+                near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
+                raise UsageError(
+                    f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
+                    f"differ between syncs; use {near}"
+                )
+        if config.mode in configs.READING:
+            which = config.eval_checkpoint
+            steps = checkpoint_steps(config.files.path, which)  # whether they are complete, reading them shows
+            if not steps:
+                raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
+            if which not in ("latest", "best", "all", *map(str, steps)):
+                raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+        if config.run_dir:
+            _check_run_dir(config)
+        paths.check_results(config.values)
+        for flag in registry.ENTRIES:
+            config.configured_arguments(flag)
+        if config.mode == "export":
+            _check_export(config)
+        if config.mode == "predict":
+            if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+                raise UsageError(
+                    f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
+                )
+            if config.is_chief:
+                _check_output(config.output_path)
+        source = config.init_from
+        # A run that has checkpoints has its own weights by now.
+        if source and not check_init_from(source) and not (config.run_dir and checkpoint_steps(config.run_dir)):
             raise UsageError(
-                f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
+                f"init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's "
+                ".keras or .weights.h5"
             )
-        if config.is_chief:
-            _check_output(config.output_path)
-    _check_init_from(config)
-    if config.mode == "generate":
-        check_generation(config)
-    if config.mode not in configs.WITHOUT_DATA:
-        for flag in ("data_dir", "eval_data_dir"):
-            path = config.values[flag]
-            if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
-                raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
+        if config.mode == "generate":
+            check_generation(config)
+        if config.mode not in configs.WITHOUT_DATA:
+            for flag in ("data_dir", "eval_data_dir"):
+                path = config.values[flag]
+                if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
+                    raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
 
 
 def check_named(config: Config) -> None:
@@ -198,28 +212,6 @@ def fits(config: Config, workers: int) -> bool:
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
 
 
-def _check_sync_periods(config: Config) -> None:
-    """Raises `UsageError` where something needs replicas to be equal between syncs (--sync_every_steps)."""
-    for name in configs.PERIODS:
-        if (period := config.values[name]) and period % config.sync_every_steps:
-            above = configs.whole_periods(period, config.sync_every_steps)
-            near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
-            raise UsageError(
-                f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
-                f"differ between syncs; use {near}"
-            )
-
-
-def _check_checkpoints(config: Config) -> None:
-    """Checks that the run has checkpoints to evaluate or export; reading them shows whether they are complete."""
-    which = config.eval_checkpoint
-    steps = checkpoint_steps(config.files.path, which)
-    if not steps:
-        raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
-    if which not in ("latest", "best", "all", *map(str, steps)):
-        raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
-
-
 def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
     """Lists the steps of a run's checkpoints, as `RunDir.steps` does. Raises `UsageError`."""
     layout = RunDir(run_dir)
@@ -229,18 +221,6 @@ def checkpoint_steps(run_dir: str, which: str = "latest") -> list[int]:
         raise UsageError(
             f"{layout.folder(which)} can't be read ({error.strerror}); make it readable to this user"
         ) from None
-
-
-def _check_init_from(config: Config) -> None:
-    source = config.init_from
-    if not source or check_init_from(source):
-        return
-    if config.run_dir and checkpoint_steps(config.run_dir):
-        return  # by now the run has its own weights
-    raise UsageError(
-        f"init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's .keras or "
-        ".weights.h5"
-    )
 
 
 def check_init_from(source: str) -> bool:

@@ -24,7 +24,7 @@ from ..cluster import discovery
 from ..cluster.tasks import Cluster
 from ..failures import UsageError, nearest
 from ..host.remote import RemoteFolder, remote_folder
-from . import parsing, paths, registry, rules, saved_config
+from . import parsing, paths, registry, saved_config
 from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, USES, Flags, flags_with
 from .rules import parse_freeze
 from .values import differences, plain, shown
@@ -172,11 +172,6 @@ class Config(Flags):
         return self.strategy == "parameter_server" and self.tasks.kind in ("worker", "ps")
 
     @property
-    def shards_model(self) -> bool:
-        """Whether several replicas hold one copy of the model."""
-        return rules.mesh_shape(self.mesh).get("model", 1) > 1
-
-    @property
     def has_evaluator(self) -> bool:
         """Whether one of the run's processes only evaluates."""
         return self.cluster is not None and bool(self.cluster.job("evaluator"))
@@ -240,11 +235,6 @@ class Config(Flags):
     def writes_run(self) -> bool:
         """Whether this process writes the run's files."""
         return bool(self.run_dir) and self.trains and self.is_chief
-
-    @property
-    def writes_best(self) -> bool:
-        """Whether this process writes the best checkpoint: the evaluator alone, if the run has one."""
-        return self.is_evaluator or not self.has_evaluator
 
     @property
     def no_jit_reason(self) -> str | None:
@@ -332,7 +322,7 @@ class Config(Flags):
         return values
 
     def _recorded_keras_defaults(self) -> tuple[str, dict[str, Any]]:
-        """Returns the path of a file that gives the run defaults of Keras, and these; without one "" and {}."""
+        """Reads Keras's defaults from the file that the run has them of: (its path, defaults); without one ("", {})."""
         if self.run_dir and self.mode != "benchmark" and (saved := saved_config.load(self.run_dir)):
             path = self.files.config
             if "keras" not in saved and self.is_chief:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..failures import UsageError
+from . import rules
 from .config import READING, SCHEDULES_TO_THE_END, Config
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
@@ -36,7 +37,9 @@ def refuse(config: Config, conflicts: Conflicts) -> None:
 
 def _sharding(c: Config) -> str:
     """Names the setting that shards the model, or its update, across replicas; "" if none does."""
-    return f"mesh={c.mesh}" if c.shards_model else "shard_optimizer" if c.shard_optimizer else ""
+    if rules.mesh_shape(c.mesh).get("model", 1) > 1:
+        return f"mesh={c.mesh}"
+    return "shard_optimizer" if c.shard_optimizer else ""
 
 
 def _watching(c: Config) -> str:

@@ -45,17 +45,16 @@ _LOCAL_SGD = ("sync_every_steps",)
 _NEEDS_RUN_DIR = ("run_dir",)
 _WRITES: dict[str, Any] = {"use": _NEEDS_RUN_DIR, "is_period": True}
 
-_run_flag, _model_flag, _input_flag, _placement_flag = (
-    functools.partial(flag, group=name) for name in ("The run", "Model", "Input", "Where it runs")
-)
+_run_flag = functools.partial(flag, group="The run")
+_model_flag = functools.partial(flag, group="Model")
+_input_flag = functools.partial(flag, group="Input")
+_placement_flag = functools.partial(flag, group="Where it runs")
 _between_flag = functools.partial(flag, group="Between replicas", use=_REPLICAS)
 _servers_flag = functools.partial(flag, group="Parameter servers", use=_SERVERS)
-_update_flag, _when_flag = (
-    functools.partial(flag, group=name) for name in ("The update", "When (in steps; 0 is never)")
-)
-_shown_flag, _modes_flag = (
-    functools.partial(flag, group=name) for name in ("What is shown and checked", "Modes other than training")
-)
+_update_flag = functools.partial(flag, group="The update")
+_when_flag = functools.partial(flag, group="When (in steps; 0 is never)")
+_shown_flag = functools.partial(flag, group="What is shown and checked")
+_modes_flag = functools.partial(flag, group="Modes other than training")
 _generation_flag = functools.partial(flag, group="Generation", use=("mode", "generate"), of_call=True)
 _benchmark_flag = functools.partial(flag, group="Benchmark mode", use=("mode", "benchmark"), of_call=True)
 

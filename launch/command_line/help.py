@@ -73,9 +73,8 @@ def show(text: str) -> NoReturn:
 def _shown(kind: str, entry: registry.Entry) -> str:
     """Describes a model or input for --help: its summary, its arguments and their defaults."""
     arguments = [*entry.required, *(f"{name}={as_typed(value)}" for name, value in entry.defaults.items())]
-    return described(
-        entry.name, f"{entry.summary} [--{kind}_arg {' '.join(arguments)}]" if arguments else entry.summary
-    )
+    shown = f" [--{kind}_arg {' '.join(arguments)}]" if arguments else ""
+    return described(entry.name, f"{entry.summary}{shown}")
 
 
 def as_typed(value) -> str:
@@ -119,13 +118,9 @@ def usage(field: dataclasses.Field) -> str:
 def described(usage: str, text: str) -> str:
     """Formats a flag and its description as --help shows it; a long list of choices ends a line after a |."""
     choices = [line.replace("| ", "|") for line in terminal.wrapped(usage.replace("|", "| "), _columns() - 8)]
-    return "\n".join(
-        [
-            f"  {choices[0]}",
-            *(f"      {line}" for line in choices[1:]),
-            *(f"        {line}" for line in terminal.wrapped(text, _columns() - 8)),
-        ]
-    )
+    lines = [f"  {choices[0]}", *(f"      {line}" for line in choices[1:])]
+    lines += [f"        {line}" for line in terminal.wrapped(text, _columns() - 8)]
+    return "\n".join(lines)
 
 
 def introduction(doc: str) -> str:

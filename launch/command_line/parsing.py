@@ -214,43 +214,34 @@ def without_flagfiles(arguments: Sequence[str]) -> list[str]:
     return read
 
 
-def _flag_values(arguments: Sequence[str], name: str) -> list[str]:
-    """Finds the values that a command line gives a flag, in order."""
-    texts = []
-    for index, word in enumerate(arguments):
-        flag, separator, value = word.lstrip("-").partition("=")
-        if flag == name and word.startswith("-"):
-            texts.append(value if separator else "".join(arguments[index + 1 : index + 2]))
-    return texts
-
-
 def _load_config_files(words: Sequence[str], known_only: bool = False) -> list[tuple[Values, Values]]:
-    return [_load_config_file(path, names(words), known_only) for path in _flag_values(words, "config")]
+    # Found before absl reads the words: a script's flags get a file's values first, which the command line's replace.
+    found = []
+    for index, word in enumerate(words):
+        flag, separator, value = word.lstrip("-").partition("=")
+        if flag == "config" and word.startswith("-"):
+            found.append(value if separator else "".join(words[index + 1 : index + 2]))
+    return [_load_config_file(path, names(words), known_only) for path in found]
 
 
 def _load_config_file(path: str, given_names: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
-    """Converts the values that a file gives the flags, and those of a script's own flags. Raises `UsageError`."""
-    values = _flags_from_file(path, given_names)
+    """Converts the values that a file gives the flags, and those of a script's own flags. Raises `UsageError`.
+
+    The file is YAML, JSON, or the config.json that a run has left. A run's flags that are for a run_dir are left out
+    unless the caller gives it too.
+    """
+    values = load_mapping("config", path, "flags", "learning_rate: 0.01")
+    if {"flags", "deciding"} <= set(values):
+        in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
+        user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
+        script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
+        in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
+        left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
+        values = {name: value for name, value in in_run.items() if name not in left_out}
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
     except UsageError as error:
         raise UsageError(f"config={path}: {error.message}") from None
-
-
-def _flags_from_file(path: str, given_names: Collection[str]) -> Values:
-    """Reads flags by name from a YAML file, a JSON file, or the config.json that a run has left.
-
-    A run's flags that are for a run_dir are left out unless the caller gives it too.
-    """
-    values = load_mapping("config", path, "flags", "learning_rate: 0.01")
-    if not {"flags", "deciding"} <= set(values):
-        return values
-    in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-    user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
-    script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
-    in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
-    left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
-    return {name: value for name, value in in_run.items() if name not in left_out}
 
 
 def load_mapping(flag: str, path: str, content: str, example: str) -> Values:

@@ -70,22 +70,17 @@ def check_results(values: Mapping[str, Any]) -> None:
         if layout and os.path.realpath(path) in map(os.path.realpath, (layout.config, layout.lock)):
             raise UsageError(f"result_json={path} is a file of the run's own; give another path")
         check_writable("result_json", os.path.dirname(path))
-        _check_name("result_json", path)
+        if os.path.exists(path) and not os.path.isfile(path):
+            return  # the existing file, such as a pipe, is written to
+        try:  # whether a file of this name can exist, and its temporary one before it
+            with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
+                raise _TriedError
+        except OSError as error:
+            raise UsageError(f"result_json={path} can't be written ({error.strerror}); give another path") from None
 
 
 class _TriedError(Exception):
     """Raised before a file that was made as a trial replaces another."""
-
-
-def _check_name(flag: str, path: str) -> None:
-    """Checks that a file of this name can exist, and its temporary one before it."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        return  # the existing file is written to
-    try:
-        with contextlib.suppress(_TriedError), files.replacing(path, files.make_file):
-            raise _TriedError
-    except OSError as error:
-        raise UsageError(f"{flag}={path} can't be written ({error.strerror}); give another path") from None
 
 
 def check_writable(flag: str, folder: str) -> None:

@@ -277,7 +277,7 @@ def _coerce(kind: type | None, value: Any) -> Any:
 
 
 def _arguments(parameters: Collection[inspect.Parameter]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns (defaults by name, names without a default)."""
+    """Splits parameters into (defaults by name, names of those without one)."""
     return (
         {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
         tuple(parameter.name for parameter in parameters if parameter.default is parameter.empty),

@@ -319,6 +319,7 @@ def absolute(path: str) -> str:
     link. Raises ValueError where the current folder is gone, or Python and TensorFlow would name different files.
     """
     try:
+        # pathlib drops a separator at the end, by which a folder is meant where there may be a file.
         whole = str(pathlib.Path(os.path.expanduser(path)).absolute()) + os.sep * path[1:].endswith(os.sep)
     except OSError:
         raise ValueError("it is relative to the current folder, which was removed; give a path from /") from None

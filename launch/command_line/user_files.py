@@ -88,6 +88,7 @@ def run_file(kind: str, path: str) -> ModuleType:
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.append(folder)
+    # Files of one name in two folders are two modules.
     name = f"{os.path.basename(path).removesuffix('.py')}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     module = sys.modules[name] = ModuleType(name)  # for dataclasses and pickle
     module.__file__ = path
@@ -102,10 +103,8 @@ def check_trainer(trainer_class) -> None:
     is_trainer = engine is not None and issubclass(kind, engine.Trainer)
     if trainer_class is None or (is_trainer and kind is trainer_class):
         return
-    fix = (
-        f"give the class itself, {kind.__name__}, and its arguments as model_arg"
-        if is_trainer
-        else ("give a subclass of crankshaft.Trainer, whose build_model returns the Keras model")
-    )
+    fix = "give a subclass of crankshaft.Trainer, whose build_model returns the Keras model"
+    if is_trainer:
+        fix = f"give the class itself, {kind.__name__}, and its arguments as model_arg"
     kind_name = "the class" if kind is trainer_class else "an object of"
     raise UsageError(f"the trainer_class is {kind_name} {kind.__name__}; {fix}")

@@ -55,8 +55,7 @@ def plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def shown(value) -> str:
     """Formats a value that was read from a file as JSON, short enough for a line."""
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return short(json.dumps(value))
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -59,10 +59,6 @@ class Cost:
     bytes: float
     resident_bytes: float
 
-    @property
-    def total_flops(self) -> float:
-        return sum(self.flops.values())
-
 
 def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     """Counts one step on all replicas of all hosts. Traces it on a batch of zeros.
@@ -81,9 +77,9 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     if isinstance(strategy.training.feed, CombinedFeed):
         raise NotCountableError("a step takes a batch of each of several inputs")
     # Replicas along the mesh's model axis share examples.
-    share = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    local_batch = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
     specs = tf.nest.map_structure(
-        lambda x: tf.TensorSpec([share, *x.shape[1:]], x.dtype), state.trainer.run_context.example
+        lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), state.trainer.run_context.example
     )
     if not isinstance(strategy.training, InnerLoop):
         raise NotCountableError(f"the strategy {strategy.name} compiles its steps in a way of its own")
@@ -245,7 +241,7 @@ def variable_bytes(variable: tf.Variable) -> int:
 
 
 def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) -> dict | None:
-    """Computes which of the machine's two limits binds a model, and what share of it a run reaches: the roofline.
+    """Computes which of the machine's two limits binds a model, and what fraction of it a run reaches: the roofline.
 
     Williams, Waterman and Patterson 2009, Roofline: an insightful visual performance model for multicore architectures
     (https://doi.org/10.1145/1498765.1498785).
@@ -258,8 +254,8 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
       machine: limits of each device, as `launch.plan.measured_limits.probe` returns them.
 
     Returns:
-      bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate as a share of it; above 1 where
-      the probe was disturbed, or where data stayed in caches that the count takes for memory. intensity_flops_per_byte.
+      bound: "compute" or "memory". limit_steps_per_sec. share_of_limit: the run's rate divided by it; above 1 where the
+      probe was disturbed, or where data stayed in caches that the count takes for memory. intensity_flops_per_byte.
       matmul_dtype: the dtype of most operations. bandwidth: "memory" or "cache", whose rate counts.
       compute_seconds, memory_seconds: what each limit alone would allow a step.
 
@@ -277,7 +273,7 @@ def roofline(cost: Cost, machine: dict, steps_per_sec: float, devices: int = 1) 
         "bound": "compute" if compute_seconds >= memory_seconds else "memory",
         "limit_steps_per_sec": limit,
         "share_of_limit": steps_per_sec / limit,
-        "intensity_flops_per_byte": cost.total_flops / cost.bytes,
+        "intensity_flops_per_byte": sum(cost.flops.values()) / cost.bytes,
         "matmul_dtype": max(cost.flops, key=cost.flops.__getitem__),
         "bandwidth": "cache" if cached else "memory",
         "compute_seconds": compute_seconds,

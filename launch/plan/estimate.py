@@ -14,8 +14,8 @@ from typing import Any, Literal
 from .hardware import Hardware
 from .quantities import Message, Work
 
-# Of a step: two products for each one of the forward pass.
-_BACKWARD_SHARE = 2 / 3
+# Of a step's products and passes: two products for each one of the forward pass.
+_BACKWARD_FRACTION = 2 / 3
 _SNAPSHOTS = 2  # snapshots in memory per process
 # Of a process that has started TensorFlow: 690 MiB of one that trains a model of a few bytes, and 44 MiB of code and
 # threads' memory that larger ones touch; with CUDA's libraries on GPUs.
@@ -79,7 +79,7 @@ class Estimate:
       step, checkpoint, failures: parts of a plan's JSON.
       snapshot_interval_seconds: seconds between snapshots in memory; infinite without snapshots.
       snapshots_survive: whether other hosts have all of them if one is lost.
-      goodput: the share of time in which steps are made that count.
+      goodput: the fraction of the time in which steps are made that count.
       hours: hours of the whole run; None if its length is unknown.
       cost: cost of the whole run, in the price's currency; None without a price or a length.
     """
@@ -154,7 +154,7 @@ def _step(work: Work, hardware: Hardware) -> Step:
     network = sum(message_seconds(message, hardware) for message in work.messages)
     reading = work.input_bytes / (1e9 * hardware.read_gb_per_sec)
     device = compute + memory + dispatch
-    exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_SHARE * (compute + memory))
+    exposed = max(0.0, network - hardware.network_overlap * _BACKWARD_FRACTION * (compute + memory))
     parts: dict[Any, float] = {"compute": compute, "memory": memory, "network": exposed, "dispatch": dispatch}
     return Step(
         flops=sum(work.flops.values()),
@@ -193,16 +193,17 @@ def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) ->
     lost = hardware.lost_host_share * rate
     stays = (1 - hardware.lost_host_share) * rate
     local = work.replicas / work.hosts * (work.memory.weights + work.memory.optimizer)
-    share = min(work.checkpoint_bytes, local)
-    stall, write = share / (1e9 * hardware.copy_gb_per_sec), share / (1e9 * hardware.write_gb_per_sec)
-    restore = share / (1e9 * hardware.read_gb_per_sec)
+    saved = min(work.checkpoint_bytes, local)  # by one host: all of a checkpoint, or its shards
+    stall, write = saved / (1e9 * hardware.copy_gb_per_sec), saved / (1e9 * hardware.write_gb_per_sec)
+    restore = saved / (1e9 * hardware.read_gb_per_sec)
     snapshots = max(LEAST_SECONDS, stall / COST) if snapshot_seconds is None else snapshot_seconds
-    snapshots = snapshots or math.inf
+    snapshots = snapshots or math.inf  # 0 is none
+    # One checkpoint is written before the next begins.
     interval = max(best_interval(stall, 1 / (lost or rate if snapshots < math.inf else rate)), write)
     # Without one in memory, the newest state is a checkpoint that was written whole, from which all are restored.
     from_file = (interval + stall, restore + write)
     repeats, on_failure = (snapshots, 0.0) if snapshots < interval else from_file
-    survives = work.hosts > 1 and share == work.checkpoint_bytes
+    survives = work.hosts > 1 and saved == work.checkpoint_bytes  # each host has a whole one
     on_loss, restored = (repeats, on_failure) if survives else from_file
     stays_down, lost_down = hardware.recovery_seconds + on_failure, hardware.lost_host_seconds + restored
     saving = 1 + stall / interval + stall / snapshots

@@ -62,7 +62,7 @@ class _Mapping(ValueType):
 
 _FROM_ZERO = Number(lower=0, upper=1e30)
 _POSITIVE = Number(above=0, upper=1e30)
-_SHARE = Number(lower=0, upper=1)
+_RATIO = Number(lower=0, upper=1)
 _TIMES = _Table(2, _FROM_ZERO)
 
 
@@ -89,19 +89,19 @@ class Hardware:
     operation_seconds: float = flag(_FROM_ZERO, 0.0, "To start one operation of a step that XLA does not compile.")
     network_seconds: tuple[tuple[float, float], ...] = flag(_TIMES, _REQUIRED, "One message between hosts, by bytes.")
     link_seconds: tuple[tuple[float, float], ...] | None = flag(_TIMES, None, "One message between devices, by bytes.")
-    network_overlap: float = flag(_SHARE, 1.0, "Share of the backward pass during which messages travel at full speed.")
+    network_overlap: float = flag(_RATIO, 1.0, "Share of the backward pass during which messages travel at full speed.")
     achieved: Mapping[str, float] = flag(
-        _Mapping(("matmul", "memory", "network"), _SHARE), {}, "Share of published rates that programs reach; else 1."
+        _Mapping(("matmul", "memory", "network"), _RATIO), {}, "Share of published rates that programs reach; else 1."
     )
     read_gb_per_sec: float = flag(_POSITIVE, _REQUIRED, "From files, of one host.")
     write_gb_per_sec: float = flag(_POSITIVE, _REQUIRED, "To files, of one host.")
     copy_gb_per_sec: float = flag(_POSITIVE, _REQUIRED, "From a device's memory to the host's, for a checkpoint.")
     hours_between_failures: float = flag(_POSITIVE, _REQUIRED, "Mean, of one host, whatever fails.")
-    lost_host_share: float = flag(_SHARE, 0.78, "Share of failures after which the scheduler has to replace the host.")
+    lost_host_share: float = flag(_RATIO, 0.78, "Share of failures after which the scheduler has to replace the host.")
     recovery_seconds: float = flag(_POSITIVE, 10.0, "From a failure to the next step, on the same hosts.")
     lost_host_seconds: float = flag(_POSITIVE, 600.0, "From the loss of a host to the next step.")
-    step_jitter: float = flag(_SHARE, 0.02, "Standard deviation of a step's time, as a share of it.")
-    slow_host_share: float = flag(_SHARE, 0.0, "Share of hosts that are slow at a time; for simulations.")
+    step_jitter: float = flag(_RATIO, 0.02, "Standard deviation of a step's time, as a share of it.")
+    slow_host_share: float = flag(_RATIO, 0.0, "Share of hosts that are slow at a time; for simulations.")
     slow_host_factor: float = flag(Number(lower=1, upper=1e3), 1.5, "How many times as long a step takes there.")
     price_per_host_hour: float | None = flag(_POSITIVE, None, "In any currency.")
 

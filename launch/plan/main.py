@@ -79,15 +79,14 @@ def main(argv: list[str]) -> int:
         with _tensorflow():
             import_module("tensorflow")  # without the notes that it prints where the script imports it
         execute(program, words, functools.partial(_plan, flags))
-    given = parsing.from_argv([argv[0], *words])
-    return _plan(flags, given)
+    return _plan(flags, parsing.from_argv([argv[0], *words]))
 
 
 def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None) -> int:
     """Prints the plan of a run with these flags, and with a script's trainer and data; returns the exit code."""
     paths.check_results({"result_json": given.get("result_json"), "run_dir": None})
     if flags.simulate:
-        simulation.check()
+        simulation.import_simpy()  # before TensorFlow starts, if it is missing
     if not flags.on:
         raise UsageError("--on is missing; give h100, a100, l4, tpu-v5e, or a file as docs/plan.md shows one")
     machine = hardware.read(flags.on)
@@ -133,6 +132,7 @@ def configured(
         raise UsageError(f"{words}: parameter servers are not planned; leave that out to plan synchronous workers")
     if strategy in _ON_ONE_HOST and hosts > 1:
         raise UsageError(f"--hosts={hosts}: strategy={strategy} runs on one host; use 1, or multi_worker")
+    # As the first of so many tasks would be configured; nothing is started at the addresses.
     cluster = {"worker": [f"127.0.0.1:{_FIRST_PORT + index}" for index in range(hosts)]}
     environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
     config = configs.configure(values, trainer_class, has_data, environment)
@@ -163,7 +163,12 @@ def plan(
     entries = []
     for config, found in planned:
         entry = plan_report.entry(found, config.strategy, machine)
-        entry["activations"] = _activations(plans, config.recompute, found)
+        # With and without recomputation; the same for a model without blocks that it applies to.
+        activations = dict.fromkeys((True, False), found.work.memory.activations)
+        with contextlib.suppress(UsageError):
+            other = plans.estimate(found.work.hosts, recompute=not config.recompute)[1]
+            activations[not config.recompute] = other.work.memory.activations
+        entry["activations"] = {"recomputed": activations[True], "kept": activations[False]}
         if simulates:
             entry["simulated"] = simulation.entry(simulation.scenario(found, machine))
         entries.append(entry)
@@ -195,13 +200,9 @@ class _Plans:
 
     def estimate(self, hosts: int, **changes: Any) -> tuple[Config, Estimate]:
         """Estimates the run on a number of hosts. Raises `UsageError`."""
-        key = (hosts, *changes.items())
-        if key not in self._estimates:
-            self._estimates[key] = self._estimate(hosts, {**self.given, **changes})
-        return self._estimates[key]
-
-    def _estimate(self, hosts: int, given: Mapping[str, Any]) -> tuple[Config, Estimate]:
-        data, devices = self._given_data, self.machine.devices_per_host
+        if (key := (hosts, *changes.items())) in self._estimates:
+            return self._estimates[key]
+        given, data, devices = {**self.given, **changes}, self._given_data, self.machine.devices_per_host
         config = configured(given, hosts, devices, self._trainer_class, data is not None)
         with _tensorflow():
             from ..host.isolation import Isolation
@@ -213,9 +214,10 @@ class _Plans:
             self._data = self._data or (loading.load(config) if config.input else loading.data_from(data))
             work = quantify(config, hosts, devices, self.machine.kind, self._data)
         if config.jit == "on" or self.machine.kind == "tpu":
-            work = dataclasses.replace(work, operations=0.0)
+            work = dataclasses.replace(work, operations=0.0)  # XLA makes one program of them
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        return config, estimate(work, self.machine, seconds)
+        self._estimates[key] = config, estimate(work, self.machine, seconds)
+        return self._estimates[key]
 
     def first_fitting(self, hosts: int, changes: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         """Finds the first of some changes with which the run fits; those that it can't have are left out."""
@@ -226,18 +228,10 @@ class _Plans:
         return None
 
 
-def _activations(plans: _Plans, recompute: bool, found: Estimate) -> dict[str, float]:
-    """Activation bytes with and without recomputation; the same for a model without blocks that it applies to."""
-    activations = dict.fromkeys((True, False), found.work.memory.activations)
-    with contextlib.suppress(UsageError):
-        other = plans.estimate(found.work.hosts, recompute=not recompute)[1]
-        activations[not recompute] = other.work.memory.activations
-    return {"recomputed": activations[True], "kept": activations[False]}
-
-
 def _fixes(plans: _Plans, short: Estimate) -> Iterator[dict[str, Any]]:
     """Yields changes of flags with which a run fits that does not: of each kind the smallest, or all kinds together."""
     work, memory, limit = short.work, short.work.memory, device_bytes(short.work, plans.machine)
+    # Recomputation and micro-batches reduce activations alone.
     parts, fixed = plans.given.get("accumulate_steps", 1), memory.total - memory.activations - memory.data
     smaller: list[dict[str, Any]] = [{"accumulate_steps": factor * parts} for factor in (2, 4, 8, 16, 32)]
     sharded: list[dict[str, Any]] = [{"mesh": f"model:{size}"} for size in (2, 4, 8, 16) if size <= work.replicas]

@@ -88,7 +88,7 @@ def last_cache_bytes(numbers: set[int], folder: Path = Path("/sys/devices/system
     return sum(caches[max(caches)].values()) if caches else _DEFAULT_CACHE_BYTES
 
 
-def _matmul_rates(size: int, dtype: str, clock=time.perf_counter) -> list[float]:
+def _matmul_rates(size: int, dtype: str, clock) -> list[float]:
     """Samples 1e9 operations a second in products of two square matrices, on the current device."""
     # Divided so that products of products stay about as large.
     left, right = (tf.cast(tf.random.stateless_normal([size, size], [seed, 0]) / size**0.5, dtype) for seed in (0, 1))
@@ -140,6 +140,6 @@ def _rates(operation: Callable, work: float, clock) -> list[float]:
         operation(tf.constant(repeats)).numpy()  # waits for the device
         return clock() - before
 
-    timed(1)
+    timed(1)  # compiles
     repeats = max(1, round(_SAMPLE_SECONDS / timed(1)))
     return [repeats * work / timed(repeats) for _ in range(_SAMPLES)]

@@ -30,9 +30,9 @@ from .rehearsal import Layout, Rehearsal, rehearse
 from .traced_ops import NotCountableError
 
 _BLOCKS_AHEAD = 4  # that a feed holds: one in use, two prefetched, one being read
-# See docs/plan.md. Above this share of the memory, the uncertainty is more than 15 % of all memory.
+# See docs/plan.md. Above this fraction of the memory, the uncertainty is more than 15 % of all memory.
 _UNCERTAIN_ON_CPUS = "activations and gradients, of which processes on CPUs took 0.8 to 1.8 times as much as is planned"
-_UNCERTAIN_SHARE = 0.25
+_UNCERTAIN_FRACTION = 0.25
 _OPERATION_BYTES = 110_000  # that a program's operation takes of its host, in Python and TensorFlow: see docs/plan.md
 
 
@@ -60,8 +60,14 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
     moved += cost.update_bytes(rehearsal.state.trainer)[0]
     messages = Counter(rehearsal.messages)
     memory, uncertain = _memory(rehearsal, kind)
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    input_bytes = 0.0
+    if not isinstance(feed, ResidentFeed) and not (split.by_index and split.as_arrays() is not None):
+        # Each host reads the examples of its own replicas; where several hosts share a model, these are the same.
+        readers = min(layout.hosts, rehearsal.batch_shards)
+        input_bytes = float(example_bytes(split) * config.global_batch_size / readers)
     program = sum(op.type not in OUTSIDE for op, _ in cost.executed(rehearsal.graph))
-    if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_SHARE * memory.total:
+    if kind == "cpu" and memory.activations + memory.gradients > _UNCERTAIN_FRACTION * memory.total:
         uncertain = (*uncertain, _UNCERTAIN_ON_CPUS)
     return Work(
         hosts=layout.hosts,
@@ -73,7 +79,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         moved_bytes=moved,
         messages=tuple(dataclasses.replace(one, count=one.count * number) for one, number in messages.items()),
         examples=config.global_batch_size,
-        input_bytes=_input_bytes(rehearsal, config.global_batch_size),
+        input_bytes=input_bytes,
         checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
         host_bytes=float(sum(map(_array_bytes, rehearsal.inputs.splits.values())) + _OPERATION_BYTES * program),
@@ -93,7 +99,14 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
     optimizer = sum(variable_bytes(v) for v in rehearsal.variables if id(v) in slots)
     weights = sum(variable_bytes(v) for v in rehearsal.variables if id(v) not in slots)
     activations = most.total - most.gradients
-    return Memory(float(weights), float(optimizer), most.gradients, activations, _data_bytes(rehearsal)), most.uncertain
+    # Resident examples and a step's batch, or the blocks of batches that wait.
+    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
+    data = feed.order.batch_size / rehearsal.batch_shards * example_bytes(split)
+    if isinstance(feed, ResidentFeed):
+        data += example_bytes(split) * len(split)
+    else:
+        data *= _BLOCKS_AHEAD * (feed.order.block_steps if isinstance(feed, ReadFeed) else 1)
+    return Memory(float(weights), float(optimizer), most.gradients, activations, float(data)), most.uncertain
 
 
 def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
@@ -108,25 +121,7 @@ def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
     yield from trainer.reduction.variables
 
 
-def _data_bytes(rehearsal: Rehearsal) -> float:
-    """Computes the bytes of resident examples and a step's batch, or of the blocks of batches that wait."""
-    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
-    batch = feed.order.batch_size / rehearsal.shares * example_bytes(split)
-    if isinstance(feed, ResidentFeed):
-        return float(example_bytes(split) * len(split) + batch)
-    steps = feed.order.block_steps if isinstance(feed, ReadFeed) else 1
-    return float(_BLOCKS_AHEAD * steps * batch)
-
-
 def _array_bytes(split: Split) -> int:
     """Sums the bytes of a split's arrays in memory; 0 of what is in files."""
     arrays = combined.first(split).as_arrays() if split.by_index else ()
     return sum(array.nbytes for array in tf.nest.flatten(arrays) if not isinstance(array, (Mapped, type(None))))
-
-
-def _input_bytes(rehearsal: Rehearsal, batch_size: int) -> float:
-    """Computes the bytes that a host reads per step: its share of a batch; 0 of arrays and resident examples."""
-    feed, split = rehearsal.inputs.feeds["train"], combined.first(rehearsal.inputs.splits["train"])
-    if isinstance(feed, ResidentFeed) or (split.by_index and split.as_arrays() is not None):
-        return 0.0
-    return float(example_bytes(split) * batch_size / min(rehearsal.layout.hosts, rehearsal.shares))

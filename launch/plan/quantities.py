@@ -51,8 +51,8 @@ class Message:
 
         Patarasuk and Yuan 2009, Bandwidth optimal all-reduce algorithms (https://doi.org/10.1016/j.jpdc.2008.09.002).
         """
-        share = (self.members - 1) / self.members
-        return self.count * self.bytes * share * (2 if self.kind == "all_reduce" else 1)
+        passed = (self.members - 1) / self.members  # each member keeps its own part
+        return self.count * self.bytes * passed * (2 if self.kind == "all_reduce" else 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Rehearsal:
     """One replica's step, traced.
 
     Attributes:
-      shares: number of shares of a batch, each computed by one replica, or by several with shards of the model.
+      batch_shards: number of shards of a batch, each computed by one replica, or by several with shards of the model.
       sync: the graph that syncs replicas after each `sync_period_steps`; None if they always are in sync.
       messages: messages that the step and the sync send.
       gradients: the `id`s of the tensors that are gradients of variables, and of the messages made of them.
@@ -65,7 +65,7 @@ class Rehearsal:
     state: TrainState
     inputs: run_inputs.Inputs
     steps: int | None
-    shares: int
+    batch_shards: int
     graph: tf.Graph
     sync: tf.Graph | None
     messages: list[Message]
@@ -121,6 +121,7 @@ class _RehearsedAxis(Axis):
         return value if self.size == 1 else self.all_to_all(value)[: value.shape[0] // self.size]
 
     def all_to_all(self, value):
+        # A copy, since what is received has memory of its own; a plan counts an identity as the same memory.
         return value if self.size == 1 else self._sent("reduce_scatter", value, tf.raw_ops.DeepCopy(x=value))
 
     def _sent(self, kind: str, value: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
@@ -135,15 +136,6 @@ class _RehearsedAxis(Axis):
         return result
 
 
-def _mesh(layout: Layout, model: int, shard_optimizer: bool, record: _Record) -> Mesh:
-    replicas, mesh = layout.replicas, Mesh(None, model, shard_optimizer)
-    plain = model == 1 and not shard_optimizer
-    axes = {"data": (replicas // model, min(model, layout.devices)), "model": (model, 1), "all_replicas": (replicas, 1)}
-    for name, (size, groups) in axes.items():
-        setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, plain, record))
-    return mesh
-
-
 class _Replicas(Replicated):
     """The first replica of several."""
 
@@ -154,16 +146,6 @@ class _Replicas(Replicated):
     @property
     def num_replicas(self) -> int:
         return self._layout.replicas
-
-    @property
-    def sync_graph(self) -> tf.Graph:
-        """The graph that syncs replicas after a period."""
-
-        def sync() -> None:
-            with StepContext(mesh=self.mesh):
-                self.state.trainer.reduction.sync()
-
-        return tf.function(lambda: self.distribution.run(sync), autograph=False).get_concrete_function().graph
 
 
 def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data | None = None) -> Rehearsal:
@@ -181,17 +163,23 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
             f"the model {config.model_entry.name} exists, and a plan needs the function that makes it; pass that to "
             "KerasTrainer.for_model"
         )
-    config = dataclasses.replace(config, run_dir=None)
+    config = dataclasses.replace(config, run_dir=None)  # a plan neither reads a run nor writes one
     record = _Record()
     feed_options = FeedOptions(
         config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
     )
     options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
     model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
-    mesh = _mesh(layout, model, config.shard_optimizer, record)
+    mesh = Mesh(None, model, config.shard_optimizer)
+    gathers_small = model == 1 and not config.shard_optimizer  # else collectives are the mesh's own, without gathers
+    # By name: the size of an axis's groups, and how many of these a host has.
+    axes = {"data": (layout.replicas // model, min(model, layout.devices))}
+    axes |= {"model": (model, 1), "all_replicas": (layout.replicas, 1)}
+    for name, (size, groups) in axes.items():
+        setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, gathers_small, record))
     strategy = _Replicas(layout, micro_batches, options, mesh)
-    shares = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
-    checks.check_batch(config, shares)
+    batch_shards = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    checks.check_batch(config, batch_shards)
     inputs = run_inputs.build(config, data or loading.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
@@ -210,17 +198,23 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     def trace() -> Rehearsal:
         state = building.build_state(config, strategy, inputs, steps)
         gradients = _record_gradients(state.trainer.reduction)
-        batch = config.global_batch_size // shares
-        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([batch, *x.shape[1:]], x.dtype), inputs.example)
+        local_batch = config.global_batch_size // batch_shards
+        specs = tf.nest.map_structure(lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), inputs.example)
         strategy.bind(state, UntakenFeed(specs, config.global_batch_size))
-        record.messages.clear()
+        record.messages.clear()  # those of building are none of a step's
         graph, sync = strategy.training.one_step(0).graph, None
         if period := state.trainer.reduction.sync_every_steps:
-            record.count = 1.0 / period
-            sync = strategy.sync_graph
+            record.count = 1.0 / period  # the messages of a sync, of which each step has a part
+
+            def sync_replicas() -> None:
+                with StepContext(mesh=mesh):
+                    state.trainer.reduction.sync()
+
+            synced = tf.function(lambda: strategy.distribution.run(sync_replicas), autograph=False)
+            sync = synced.get_concrete_function().graph
         sent = record.messages
         gradients |= record.tensors
-        return Rehearsal(layout, strategy, state, inputs, steps, shares, graph, sync, sent, gradients, variables)
+        return Rehearsal(layout, strategy, state, inputs, steps, batch_shards, graph, sync, sent, gradients, variables)
 
     return _in_graph(trace, create)
 

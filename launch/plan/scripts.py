@@ -28,6 +28,7 @@ def execute(program: Sequence[str], words: Sequence[str], plan: Planner) -> NoRe
       UsageError: it has ended without `main`; anything else that it raises.
     """
     name, is_module = program[-1], program[0] == "-m"
+    # As `python` sets them for a script or a module.
     sys.argv = [name, *words]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
     before = planner.set(plan)

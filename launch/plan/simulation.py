@@ -51,7 +51,7 @@ class Scenario:
       checkpoint_every_seconds: seconds of training between two checkpoints.
       snapshot_every_seconds: seconds of training between two snapshots in memory; infinite without snapshots.
       snapshots_survive: whether the loss of a host leaves a whole snapshot on others.
-      lost_hosts: the share of failures in which the host is lost.
+      lost_hosts: the fraction of failures in which the host is lost.
       recovery_seconds: seconds from the failure of a process to the next step, on the same hosts.
       lost_host_seconds: seconds from the loss of a host to the next step, with the scheduler's restart.
       stragglers_per_host_hour: how many times per hour each host becomes slow.
@@ -111,8 +111,8 @@ class SimulatedRun:
 
     Attributes:
       examples_per_sec: examples per second over the whole time.
-      goodput: share of the time that went to steps that count, as in a run's record.
-      spent: share of the time by cause: `steps`, `waiting`, `checkpoints`, `lost`, `down`, as in a run's record.
+      goodput: fraction of the time that went to steps that count, as in a run's record.
+      spent: fraction of the time by cause: `steps`, `waiting`, `checkpoints`, `lost`, `down`, as in a run's record.
       failures: number of failures that ended all tasks.
     """
 
@@ -122,12 +122,8 @@ class SimulatedRun:
     failures: int
 
 
-def check() -> None:
-    """Raises `UsageError` if simpy, which simulations need, is missing."""
-    _simpy()
-
-
-def _simpy() -> Any:
+def import_simpy() -> Any:
+    """Imports what simulations need. Raises `UsageError` if it is missing."""
     with importing("simpy", "a simulation needs simpy; pip install simpy"):
         import simpy
     return simpy
@@ -196,7 +192,7 @@ class _Run:
         self._slow -= 1
 
     def _speed(self) -> float:
-        """Computes the share of the steps' time in which no worker waits for another."""
+        """Computes the fraction of the steps' time in which no worker waits for another."""
         s = self._scenario
         slowest = max(expected_maximum(s.hosts, s.jitter), s.straggler_factor if self._slow else 0.0)
         return s.step_seconds / (s.compute_seconds * slowest + s.network_seconds)
@@ -240,7 +236,7 @@ class _Run:
 
 def simulate(scenario: Scenario, days: float = 30.0, seed: int = 0) -> SimulatedRun:
     """Simulates so many days; the same for the same seed. Raises `UsageError` without simpy."""
-    env = _simpy().Environment()
+    env = import_simpy().Environment()
     run = _Run(env, scenario, seed)
     env.run(until=days * _DAY)
     run.end()

@@ -28,7 +28,7 @@ from ..host.process import can_lock
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
-_SHARED_SECONDS = 10.0
+_SHARED_SECONDS = 10.0  # for which a file that another host has made may stay unseen here
 
 
 def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
@@ -39,6 +39,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     """
     if strategy.num_hosts == 1:
         return
+    # Of a folder, whose name may differ between hosts, only whether there is one.
     flags: dict[str, Any] = {
         name: bool(value) if FLAG_INFO[name].may_be_elsewhere else value
         for name, value in config.as_json()["flags"].items()
@@ -65,15 +66,16 @@ def check_run_dir(run_dir: str, strategy) -> bool:
     if strategy.num_hosts == 1:
         return True
     name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
+    # All look for a file of the chief's random name: one that another job has left must not be taken for it.
     path = os.path.join(run_dir, strategy.exchange(name)[0])
     if strategy.is_chief:
         files.make_file(path)
-    strategy.exchange()  # it is there
+    strategy.exchange()  # nobody looks before it is there
     is_seen = appears(path)
     found = strategy.exchange([is_seen, is_seen and not strategy.is_chief and can_lock(run_dir)])
     blind = [worker for worker, (sees, _) in zip(strategy.host_names, found, strict=True) if not sees]
     unlocked = [worker for worker, (_, locks) in zip(strategy.host_names, found, strict=True) if locks]
-    if strategy.is_chief:
+    if strategy.is_chief:  # not earlier: by the exchange above all have looked
         os.remove(path)
     if blind:
         raise UsageError(
@@ -119,7 +121,7 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
         by_host = dict(zip(strategy.host_names, (samples[name] for samples in all_samples), strict=True))
         if not (others := [host for host, sample in by_host.items() if fingerprints.differs(by_host[chief], sample)]):
             continue
-        with contextlib.suppress(tf.errors.OpError):  # as in `_check`
+        with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
             strategy.exchange()
         lengths = [sample.get("length", -1) for sample in by_host.values()]
         counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""

@@ -72,7 +72,7 @@ def build_run(
     """
     steps: int | None = config.train_steps or 1
     if config.mode in WITHOUT_DATA:
-        run_inputs = inputs.saved_inputs(config, strategy)
+        run_inputs = inputs.saved_inputs(config, strategy)  # an export works where the data is not
     else:
         run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
         steps = train_steps(config, run_inputs.feeds["train"], limits)
@@ -83,7 +83,7 @@ def build_run(
     else:
         state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
     strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
-    if cache:
+    if cache:  # not before: `bind` makes the programs
         cache.give_compiled(strategy)
     saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
     run = Run(config, strategy, run_inputs, state, steps, *saved)
@@ -308,5 +308,7 @@ def build_checkpoints(
     folder = config.files
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
     checkpoints = Checkpoints(folder.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
-    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=config.writes_best, **options)
+    # If the run has an evaluator, that alone writes the best checkpoint.
+    writes_best = config.is_evaluator or not config.has_evaluator
+    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=writes_best, **options)
     return checkpoints, best

@@ -42,14 +42,20 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
     sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
     """
-    free = FreeBytes(*map(min, zip(*strategy.exchange(_measure(config, strategy)), strict=True)))
-    copies = _copies(config, strategy)
+    on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
+    disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
+    here = FreeBytes(math.inf if on_gpus else memory.available_bytes(), disk)
+    free = FreeBytes(*map(min, zip(*strategy.exchange(here), strict=True)))
+    # The copies of the variables that share this machine's memory, at least.
+    processes = len(config.cluster.addresses) if config.cluster and config.cluster.is_on_one_host else 1
+    copies = processes * (1 if strategy.mesh.is_sharded else len(strategy.distribution.extended.worker_devices))
     most = min(free.memory / copies, free.disk) / (2 * (1 + _SNAPSHOTS))
 
     def make_small() -> TrainState:
         with _limited(most):
             return make()
 
+    # Keras numbers the names of layers in its state, and an attempt that stops half-way must leave no gap in them.
     names = keras.exchange_state({})
     copied = {key: copy.copy(value) if isinstance(value, dict) else value for key, value in names.items()}
     keras.exchange_state(copied)
@@ -61,19 +67,6 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
     if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
         _compare(config, needed, copies, free)
     return strategy.build(make)
-
-
-def _measure(config: Config, strategy: Strategy) -> FreeBytes:
-    """Measures the bytes that are left for this process."""
-    on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
-    disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
-    return FreeBytes(math.inf if on_gpus else memory.available_bytes(), disk)
-
-
-def _copies(config: Config, strategy: Strategy) -> int:
-    """Counts the copies of the variables that share this machine's memory, at least."""
-    processes = len(config.cluster.addresses) if config.cluster and config.cluster.is_on_one_host else 1
-    return processes * (1 if strategy.mesh.is_sharded else len(strategy.distribution.extended.worker_devices))
 
 
 @contextlib.contextmanager

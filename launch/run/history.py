@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -64,12 +65,12 @@ class History(Windowed):
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         super().attach(state, meter)
-        self._run = meter.window(leaves_out_first=True)
+        self._run = meter.window(leaves_out_first=True)  # the first call compiles, which is no rate of the run
 
     def begin(self, status: Status) -> None:
         if self._record is not None:
             self.rows[:] = self._record.past.rows
-        self.rewind(status)
+        self.rewind(status)  # the rows after the checkpoint are of steps that are made again
 
     def rewind(self, status: Status) -> None:
         self.rows[:] = [row for row in self.rows if row["step"] <= status.step]
@@ -93,6 +94,7 @@ class History(Windowed):
             **{f"eval_{name}": value for name, value in (status.evaluation or {}).items()},
             **getattr(status.evaluation, "batches", {}),
         }
+        # JSON has no inf and nan.
         row = {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
         self.rows.append(row)
         if self._record is not None:
@@ -116,13 +118,10 @@ class Means(Mapping[str, float]):
 
     def __init__(self, totals: Totals):
         self._totals = totals
-        self._means: dict[str, float] | None = None
 
-    @property
+    @functools.cached_property
     def _read(self) -> dict[str, float]:
-        if self._means is None:
-            self._means = self._totals.steady_means()
-        return self._means
+        return self._totals.steady_means()
 
     def __getitem__(self, name: str) -> float:
         return self._read[name]

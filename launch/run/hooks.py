@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -55,10 +55,9 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     config, strategy = run.config, run.strategy
     callbacks = next((hook for hook in user_hooks if isinstance(hook, KerasCallbacks)), None)
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
-    row_periods: set[int | Period] = {run.epoch_period}
     if callbacks and callbacks.epoch_steps:  # which may not be the data's: they evaluate at the ends of theirs
         eval_period = callbacks.period(strategy.training.feed)
-    row_periods.add(eval_period)
+    row_periods: set[int | Period] = {run.epoch_period, eval_period}
     # The writer waits for the device, even if that hangs; the poller never does.
     writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
 
@@ -79,11 +78,35 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     if run.sync_check:
         hooks.append(run.sync_check)
     if config.run_dir:
-        hooks.append(_tensorboard(run, row_periods, writer))
+        has_servers = not strategy.updates_here
+        if has_servers and config.histogram_every_steps:
+            every = f"histogram_every_steps={config.histogram_every_steps}"
+            logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
+        # For a probe, each step would exchange more with the servers.
+        probe = None if has_servers else Probe(strategy, run.trainer, bool(config.histogram_every_steps))
+        hooks.append(
+            TensorBoard(
+                config.files.tensorboard if config.is_chief else None,
+                every_steps=config.summary_every_steps,
+                histogram_every_steps=config.histogram_every_steps,
+                more=row_periods if config.summary_every_steps else (),
+                config=config.deciding(),
+                probe=probe,
+                writer=writer,
+            )
+        )
     hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
         hooks.append(_IncludeWorkers(config))
-    hooks += _savers(run, hooks, poller)
+    # Those that save come last, and save the state of all hooks: `hooks` itself, to which they are appended.
+    if run.checkpoints:
+        every_steps, every_seconds = config.checkpoint_period
+        hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
+    if run.snapshots:
+        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
+        hooks.append(InMemory(run.snapshots, seconds, hooks))
+    if run.checkpoints and not config.remote:
+        hooks.append(_request_handler(run, run.checkpoints, hooks, poller))
     return hooks
 
 
@@ -129,37 +152,6 @@ def _judges(
     elif config.restore_best:
         judges.append(BestWeights(config.monitor))
     return judges
-
-
-def _tensorboard(run: BaseRun, row_periods: Collection[int | Period], writer: BackgroundThread) -> TensorBoard:
-    config, has_servers = run.config, not run.strategy.updates_here
-    if has_servers and config.histogram_every_steps:
-        every = f"histogram_every_steps={config.histogram_every_steps}"
-        logging.warning("%s writes histograms of weights, and with parameter servers none of gradients", every)
-    return TensorBoard(
-        config.files.tensorboard if config.is_chief else None,
-        every_steps=config.summary_every_steps,
-        histogram_every_steps=config.histogram_every_steps,
-        more=row_periods if config.summary_every_steps else (),
-        config=config.deciding(),
-        # Each step's messages would be more.
-        probe=None if has_servers else Probe(run.strategy, run.trainer, bool(config.histogram_every_steps)),
-        writer=writer,
-    )
-
-
-def _savers(run: BaseRun, hooks: Sequence[Hook], poller: BackgroundThread) -> list[Hook]:
-    """Makes the hooks that save the state of the run and of all `hooks`."""
-    config, savers = run.config, list[Hook]()
-    if run.checkpoints:
-        every_steps, every_seconds = config.checkpoint_period
-        savers.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
-    if run.snapshots:
-        seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        savers.append(InMemory(run.snapshots, seconds, hooks))
-    if run.checkpoints and not config.remote:
-        savers.append(_request_handler(run, run.checkpoints, hooks, poller))
-    return savers
 
 
 def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
@@ -217,7 +209,6 @@ class _IncludeWorkers(Periodic):
 
 
 def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, began: float, pauses: Pauses) -> Recorder:
-    """Makes the hook that records a run; see `Recorder`."""
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
     servers = [task for task in tasks if task["name"].startswith("ps")]
@@ -264,20 +255,18 @@ def _request_handler(
         return os.path.join(checkpoints.directory, f"ckpt-{status.step}{manifests.SUFFIX}")
 
     def describe() -> str:
-        return _describe(run.record) if run.record else f"{task_here}: step {run.state.step:,}"
+        if (record := run.record) is None:
+            return f"{task_here}: step {run.state.step:,}"
+        latest, goodput = record.latest, record.spent
+        if not latest:
+            return f"starting, for {duration(goodput['total'] + record.age)}"
+        step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
+        parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
+        parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
+        parts += [f"{duration(left)} left"] if left is not None else []
+        parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
+        return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])
 
     folder = config.files
     requests = Requests(folder.requests, is_for_this_task)
     return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
-
-
-def _describe(record: Recorder) -> str:
-    latest, goodput = record.latest, record.spent
-    if not latest:
-        return f"starting, for {duration(goodput['total'] + record.age)}"
-    step, until, left = latest["step"], latest["until_step"], latest["seconds_left"]
-    parts = [f"step {step:,}" + (f"/{until:,}" if until else ""), *metrics_shown(latest["metrics"])]
-    parts += [f"epoch {rounded(latest['epoch'])}", f"{latest.get('examples_per_sec') or 0:,.0f} examples/s"]
-    parts += [f"{duration(left)} left"] if left is not None else []
-    parts += [f"goodput {goodput['steps'] / goodput['total']:.0%} of {duration(goodput['total'])}"]
-    return "  ".join([*parts, *([record.saved] if record.saved else []), f"as of {duration(record.age)} ago"])

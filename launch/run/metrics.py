@@ -53,11 +53,8 @@ class _Collector:
     def __init__(self, get_run: Callable[[], Any], labels: dict[str, str]):
         self._get_run, self._labels = get_run, labels
 
-    def describe(self) -> list:
-        return []
-
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import InfoMetricFamily
+        from prometheus_client.core import CounterMetricFamily, InfoMetricFamily
 
         yield InfoMetricFamily("crankshaft_run", "The run.", value=self._labels)
         if (run := self._get_run()) is None:
@@ -65,42 +62,38 @@ class _Collector:
         yield _gauge("step", "Updates done.", run.step)
         if run.train_steps:
             yield _gauge("until_step", "The last step of the run.", run.train_steps)
-        if run.record is not None:
-            yield from _record_figures(run.record)
-
-
-def _record_figures(record) -> Iterator[Any]:
-    from prometheus_client.core import CounterMetricFamily
-
-    spent, window = record.spent, record.latest
-    total = spent.pop("total")
-    seconds = CounterMetricFamily("crankshaft_spent_seconds", "Wall time by kind.", labels=["kind"])
-    for kind, value in spent.items():
-        seconds.add_metric([kind], value)
-    yield seconds
-    yield _gauge("goodput_ratio", "Steps' share of the time since the first start.", spent["steps"] / max(total, 1e-9))
-    yield CounterMetricFamily("crankshaft_restarts", "Starts after the first.", value=record.past.attempts)
-    if record.saved:
-        text = "When the newest checkpoint was written: time() less this is its age."
-        yield _gauge("checkpoint_timestamp_seconds", text, record.saved_at)
-    for name, (key, text) in {
-        "epoch": ("epoch", "Passes over the data."),
-        "steps_per_second": ("steps_per_sec", "Updates a second."),
-        "examples_per_second": ("examples_per_sec", "Examples a second."),
-        "input_wait_ratio": ("input_wait_fraction", "Share of the time that steps wait for input."),
-        "reduce_wait_ratio": ("reduce_fraction", "Share of workers' time that they wait for each other."),
-        "learning_rate": ("learning_rate", "The learning rate."),
-    }.items():
-        if window.get(key) is not None:
-            yield _gauge(name, text, window[key])
-    yield _gauge("metric", "Means of the metrics in the newest window.", window.get("metrics", {}), "name")
-    for name, text in {
-        "step": "A worker's time for a step.",
-        "input_wait": "Of a step, a worker's wait for input.",
-        "reduce_wait": "Of a step, a worker's wait for the others.",
-    }.items():
-        values = {row["name"]: row[f"{name}_ms"] / 1e3 for row in window.get("workers", ()) if f"{name}_ms" in row}
-        yield _gauge(f"worker_{name}_seconds", text, values, "worker")
+        if (record := run.record) is None:
+            return
+        spent, window = record.spent, record.latest
+        total = spent.pop("total")
+        seconds = CounterMetricFamily("crankshaft_spent_seconds", "Wall time by kind.", labels=["kind"])
+        for kind, value in spent.items():
+            seconds.add_metric([kind], value)
+        yield seconds
+        goodput = spent["steps"] / max(total, 1e-9)
+        yield _gauge("goodput_ratio", "Steps' share of the time since the first start.", goodput)
+        yield CounterMetricFamily("crankshaft_restarts", "Starts after the first.", value=record.past.attempts)
+        if record.saved:
+            text = "When the newest checkpoint was written: time() less this is its age."
+            yield _gauge("checkpoint_timestamp_seconds", text, record.saved_at)
+        for name, (key, text) in {
+            "epoch": ("epoch", "Passes over the data."),
+            "steps_per_second": ("steps_per_sec", "Updates a second."),
+            "examples_per_second": ("examples_per_sec", "Examples a second."),
+            "input_wait_ratio": ("input_wait_fraction", "Share of the time that steps wait for input."),
+            "reduce_wait_ratio": ("reduce_fraction", "Share of workers' time that they wait for each other."),
+            "learning_rate": ("learning_rate", "The learning rate."),
+        }.items():
+            if window.get(key) is not None:  # there is none before the first window
+                yield _gauge(name, text, window[key])
+        yield _gauge("metric", "Means of the metrics in the newest window.", window.get("metrics", {}), "name")
+        for name, text in {
+            "step": "A worker's time for a step.",
+            "input_wait": "Of a step, a worker's wait for input.",
+            "reduce_wait": "Of a step, a worker's wait for the others.",
+        }.items():
+            values = {row["name"]: row[f"{name}_ms"] / 1e3 for row in window.get("workers", ()) if f"{name}_ms" in row}
+            yield _gauge(f"worker_{name}_seconds", text, values, "worker")
 
 
 def _gauge(name: str, text: str, value, label: str | None = None) -> Any:

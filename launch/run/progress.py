@@ -105,7 +105,7 @@ class Progress(Hook):
         self._bar.draw(status.step, *_fitting(_step(status), metrics, [epoch, left, speed], self._bar.width))
 
     def _rate(self) -> float:
-        """Returns the examples per second since the last line, or beside a bar, of the last seconds."""
+        """Computes examples per second since the last line or, beside a bar, over the last seconds."""
         if self._bar is None:
             return self._calls.take().speeds.get("examples_per_sec", 0.0)
         calls = self._calls.totals
@@ -186,9 +186,10 @@ class CellBar:
         """Redraws the bar; the first time in a cell it is a new one."""
         from IPython import display, get_ipython
 
+        # A display belongs to the cell that made it: in a later cell an update would redraw the earlier one's.
         line = f"{description}  {text}"
-        share = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
-        bundle = {"text/plain": line, "text/html": f"{share}<code>{html.escape(line)}</code>"}
+        bar = f'<progress value="{completed}" max="{self._total}"></progress> ' if self._total else ""
+        bundle = {"text/plain": line, "text/html": f"{bar}<code>{html.escape(line)}</code>"}
         if self._cell == (cell := get_ipython().execution_count):
             self._shown.update(bundle, raw=True)
         else:
@@ -283,7 +284,7 @@ def _summary(model, width: int) -> str:
         from IPython.utils.capture import capture_output
 
         hiding = capture_output(stdout=False, stderr=False)  # rich displays an empty element
-    with PROCESS, hiding:
+    with PROCESS, hiding:  # the variable is the whole process's
         before = os.environ.get("COLUMNS")
         os.environ["COLUMNS"] = str(width)  # Keras would truncate wider lines otherwise
         try:

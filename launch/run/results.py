@@ -16,7 +16,6 @@ from ..host.signals import EXIT_CODES
 from ..host.text_files import finite, write_json, write_run_file
 
 if TYPE_CHECKING:
-    from ...engine.loop import Loop
     from .base import BaseRun
 
 
@@ -39,10 +38,6 @@ class RunOutcomeWriter:
         self.code = 0
         self.run: BaseRun | None = None
 
-    @property
-    def _loop(self) -> Loop | None:
-        return getattr(self.run, "loop", None)
-
     def check_folder(self) -> None:
         """Raises `UsageError` where the run_dir is not this run's any more."""
         if self._lock:
@@ -57,7 +52,8 @@ class RunOutcomeWriter:
         """Records how the run has ended; takes what `__exit__` does."""
         if isinstance(error, Exception):
             self._write_failure(error)
-        if self.run is None or self.run.record is None or (loop := self._loop) is None:
+        loop = getattr(self.run, "loop", None)  # a run that is not prepared to train has none
+        if self.run is None or self.run.record is None or loop is None:
             return
         line, code = None, self.code
         if isinstance(error, Exception):
@@ -76,8 +72,8 @@ class RunOutcomeWriter:
         self.result, self.code = (result := finite(result)), code
         if self._lock and self._lock.is_in_place:
             write_run_file(self._config.files.result, result)
-        if self._config.is_chief:
-            write(result, self._config.values)
+        if self._config.is_chief and self._config.result_json:
+            write_json(self._config.result_json, result)
 
     def _write_failure(self, error: Exception) -> None:
         """Writes which error ended the run as its result.
@@ -87,7 +83,7 @@ class RunOutcomeWriter:
         """
         if self.result:
             return
-        config, loop = self._config, self._loop
+        config, loop = self._config, getattr(self.run, "loop", None)
         code, line = explanations.explain(error, has_debug=False)
         has_result = self._lock and os.path.exists(config.files.result)
         if not (loop and loop.status.segment.steps) and (code == EXIT_USAGE or has_result):
@@ -99,12 +95,6 @@ class RunOutcomeWriter:
             self._write({**entries, "error": line, "exit_code": code}, code)
         except OSError as failed:
             logging.warning("the result, %s, is not written: %s", line, explanations.explain_system_error(failed))
-
-
-def write(result: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Writes a result, which is plain JSON, to the file that --result_json names, if any. Raises OSError."""
-    if path := values["result_json"]:
-        write_json(path, result)
 
 
 def warn_of_full_tables(tables: Mapping[str, int]) -> None:

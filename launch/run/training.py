@@ -77,6 +77,7 @@ def close(run: BaseRun, error: BaseException | None) -> None:
     After a peer's loss it first saves what is in memory, unless that is left to a parent.
     """
     with contextlib.ExitStack() as stack:
+        # An exit stack calls in reverse, and each even if another raises: signals are handled until all is closed.
         stack.callback(run.signals.close)
         for hook in run.hooks:
             stack.callback(hook.close)
@@ -143,7 +144,7 @@ def _make_ready(run: BaseRun) -> None:
         _warn_of_missing_classes(run)
     run.log(choose_jit(run))
     if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
-        run.strategy.training.unrolls = False
+        run.strategy.training.unrolls = False  # tracing several steps an iteration would take longer than it saves
 
 
 def _warn_of_missing_classes(run: BaseRun) -> None:
@@ -216,7 +217,7 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
 
 
 def _step_after(run: BaseRun, steps: int | None, epochs: float | None, order: Order) -> int:
-    """Returns the step after so many steps, or epochs, or the run's end if that comes first.
+    """Converts a call's steps, or epochs, to the step at which it ends, or the run's end if that comes first.
 
     Raises:
       UsageError: they are not a length, or the run has stopped.
@@ -258,11 +259,11 @@ def ending_signal(run: BaseRun) -> str | None:
 def restore(run: BaseRun, which: str | int) -> None:
     """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
     checkpoints = run.checkpoints_for(which)
-    checkpoints.join()
+    checkpoints.join()  # one that is being written may be the one to restore
     manifest = restoring.find(run, checkpoints, which)
     restoring.check_position(run, manifest)
     saving.restore(checkpoints, run.state, run.hooks, manifest, meter=run.loop.meter)
-    manifest.renew()
+    manifest.renew()  # else the next attempt would continue from a later one that was there
     run.loop.rewind()
 
 
@@ -275,14 +276,39 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     Args:
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
-    exit_code, result = _exit_code(run), _training_result(run)
-    step = run.step
-    evaluated = _last_evaluation(run, evaluates) if run.evaluates and not exit_code else None
+    reason, _, exit_code = run.loop.status.agreed_stop or Stop("")
+    if reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason:
+        # Another host's notice of preemption: the agents decide whether this one continues without that.
+        exit_code = EXIT_REGROUP
+    exit_code = exit_code or EXIT_CODES.get(reason, 0)
+
+    # Before an evaluation, which reads more of the data: these figures are of the training alone.
+    result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
+    if bad_records := run.bad_records():
+        result["bad_records"] = bad_records
+    if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
+        result["tables"] = tables
+        results.warn_of_full_tables(tables)
+
+    evaluated, step = None, run.step
+    if run.evaluates and not exit_code:
+        # None was made at this step where the run was stopped between evaluations. And weights that callbacks have set
+        # at their end are evaluated in any case.
+        made = (hook.result for hook in run.hooks if isinstance(hook, evaluation.Evaluation) and hook.step == step)
+        evaluated = None if run.final.changed else next(made, None)
+        if evaluated is None and (evaluates or run.final.changed):
+            evaluated = _evaluate(run)
     lines = [f"{evaluated.title} at step {step}: {format_metrics(evaluated)}"] if evaluated is not None else []
     best = next((hook for hook in run.hooks if isinstance(hook, Best) and hook.best_step is not None), None)
     ends_with_best = best is not None and run.config.restore_best and not exit_code
-    if best and ends_with_best:
-        evaluated = _restore_best(run, best)
+    if best and ends_with_best:  # the weights and their step; the run's checkpoints stay
+        if isinstance(best, BestWeights):
+            assert best.put_back  # there is a best value
+            best.put_back()
+        else:
+            checkpoints = run.checkpoints_for("best")
+            saving.restore(checkpoints, run.state, manifest=restoring.newest(run, checkpoints))
+        evaluated = best.evaluation or _evaluate(run)
     if evaluated is not None:
         reports, class_tables = by_class(run, evaluated)
         result |= {"eval": evaluated, **evaluated.batches, **reports}
@@ -294,50 +320,6 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     if run.record:
         result["goodput"] = run.record.goodput()
     return Outcome(result, exit_code, [*lines, *_end_lines(run, result, exit_code, ends_with_best)])
-
-
-def _exit_code(run: BaseRun) -> int:
-    """Decides the exit code of a run whose loop has ended without an error."""
-    reason, _, exit_code = run.loop.status.agreed_stop or Stop("")
-    if reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason:
-        # Another host's notice of preemption: the agents decide whether this one continues without that.
-        return EXIT_REGROUP
-    return exit_code or EXIT_CODES.get(reason, 0)
-
-
-def _training_result(run: BaseRun) -> dict[str, Any]:
-    """Returns the part of a run's result that its training decides, before an evaluation reads more of the data."""
-    result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
-    if bad_records := run.bad_records():
-        result["bad_records"] = bad_records
-    if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
-        result["tables"] = tables
-        results.warn_of_full_tables(tables)
-    return result
-
-
-def _last_evaluation(run: BaseRun, evaluates: bool) -> evaluation.Evaluated | None:
-    """Returns an evaluation of the last weights: the run's own, or else one made now if `evaluates`.
-
-    Weights that callbacks have set at their end are evaluated in any case.
-    """
-    if run.final.changed:
-        return _evaluate(run)
-    # None was made at this step where the run was stopped between evaluations.
-    made = (hook.result for hook in run.hooks if isinstance(hook, evaluation.Evaluation) and hook.step == run.step)
-    evaluated = next(made, None)
-    return _evaluate(run) if evaluated is None and evaluates else evaluated
-
-
-def _restore_best(run: BaseRun, best: Best) -> evaluation.Evaluated:
-    """Restores the best weights, with their step, and returns their evaluation; the run's checkpoints stay."""
-    if isinstance(best, BestWeights):
-        assert best.put_back  # there is a best value
-        best.put_back()
-    else:
-        checkpoints = run.checkpoints_for("best")
-        saving.restore(checkpoints, run.state, manifest=restoring.newest(run, checkpoints))
-    return best.evaluation or _evaluate(run)
 
 
 def _evaluate(run: BaseRun) -> evaluation.Evaluated:
@@ -353,38 +335,31 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
         yield "loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it"
     if stop:
         line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"
-        if exit_code and exit_code != EXIT_REGROUP:
-            line += f"; {_kept(run)}"
-        yield line
+        config = run.config
+        is_passed = getattr(config.program_trainer, "is_built", False)
+        again = "command" if config.owns_process else "call"
+        if not exit_code or exit_code == EXIT_REGROUP:
+            yield line  # a hook has stopped it, or the next attempt continues it by itself
+        elif config.run_dir:
+            yield f"{line}; saved, and the same {again} resumes from {config.configured_run_dir}"
+        elif not is_passed and (config.owns_process or terminal.is_interactive()):
+            yield f"{line}; nothing is kept without run_dir"
+        else:
+            owner = "model" if is_passed else "run"
+            yield f"{line}; the {owner} has the weights trained so far, and nothing else is kept"
     if size := run.state.input.num_bytes:
         yield f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint"
     if best := result.get("best"):
         note = ", whose weights the model ends with" if ends_with_best else ""
         yield f"best {best['metric']} {best['value']:.6g} at step {best['step']}{note}"
     if "goodput" in result and run.config.run_dir:
-        yield _goodput_line(result["goodput"])
-
-
-def _kept(run: BaseRun) -> str:
-    """Describes where the weights of a run are that a signal has stopped."""
-    config = run.config
-    if config.run_dir:
-        again = "command" if config.owns_process else "call"
-        return f"saved, and the same {again} resumes from {config.configured_run_dir}"
-    is_passed = getattr(config.program_trainer, "is_built", False)
-    if not is_passed and (config.owns_process or terminal.is_interactive()):
-        return "nothing is kept without run_dir"
-    return f"the {'model' if is_passed else 'run'} has the weights trained so far, and nothing else is kept"
-
-
-def _goodput_line(goodput: Mapping[str, Any]) -> str:
-    """Formats the report of `Goodput.report` for people."""
-    seconds = dict(goodput["seconds"])
-    total, steps = seconds.pop("total"), seconds.pop("steps")
-    rest = sorted(seconds, key=lambda kind: -seconds[kind])
-    others = ", ".join(f"{kind} {duration(seconds[kind])}" for kind in rest if seconds[kind] >= 0.5)
-    line = f"goodput {goodput['share']:.0%}: {duration(steps)} of {duration(total)} were steps that count"
-    return f"{line}; {others}" if others else line
+        seconds = dict(result["goodput"]["seconds"])
+        total, steps = seconds.pop("total"), seconds.pop("steps")
+        rest = sorted(seconds, key=lambda kind: -seconds[kind])
+        others = ", ".join(f"{kind} {duration(seconds[kind])}" for kind in rest if seconds[kind] >= 0.5)
+        fraction = result["goodput"]["share"]
+        line = f"goodput {fraction:.0%}: {duration(steps)} of {duration(total)} were steps that count"
+        yield f"{line}; {others}" if others else line
 
 
 def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
@@ -402,7 +377,11 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"
     if manifest is None:
         return text
-    text += _batch_size_line(run, manifest)
+    origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
+    if origin.step == manifest.step and before != order.batch_size:
+        text += f"\nbatch size {order.batch_size}, which was {before}, from epoch {origin.epoch + 1} on"
+        if config.learning_rate_schedule != "constant" or config.warmup_steps:
+            text += "; the learning-rate schedule continues by examples"
     if run.train_steps is None:
         return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
     if manifest.step >= run.train_steps:
@@ -411,15 +390,3 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
             more += f", with allow_changed_config: learning_rate_schedule={config.learning_rate_schedule} ends here"
         return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
     return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.configured_run_dir}"
-
-
-def _batch_size_line(run: BaseRun, manifest: Manifest) -> str:
-    """Describes in a line how a run continues with another batch size; "" if it does not change."""
-    order = run.strategy.training.feed.order
-    origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
-    if origin.step != manifest.step or before == order.batch_size:
-        return ""
-    line = f"\nbatch size {order.batch_size}, which was {before}, from epoch {origin.epoch + 1} on"
-    if run.config.learning_rate_schedule != "constant" or run.config.warmup_steps:
-        line += "; the learning-rate schedule continues by examples"
-    return line

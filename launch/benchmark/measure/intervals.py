@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 FEW_CALLS = 20
-DRIFT = 0.05  # share of the whole rate by which drifted rounds differ
+DRIFT = 0.05  # fraction of the whole rate by which drifted rounds differ
 _MOST_GROUPS = 10
 _NORMAL = 1.959964  # the normal distribution's quantile 0.975
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571)  # Student's t, 1 to 5 degrees of freedom
@@ -24,8 +24,8 @@ def interval(calls: Mapping[str, Sequence], lost_share: float = 0.0) -> list[flo
 
     Args:
       calls: columns as `launch.benchmark.measure.statistics.columns` returns them.
-      lost_share: share of the machine that other processes used, 0 to 1; the interval's upper end is multiplied by 1 /
-        (1 - lost_share).
+      lost_share: fraction of the machine that other processes used, 0 to 1; the interval's upper end is multiplied by
+        1 / (1 - lost_share).
     """
     margins = log_margins(calls)
     if margins is None:
@@ -64,7 +64,7 @@ def ratio_interval(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float, lis
       pairs: (ours, theirs), results with `calls` and `noise`. Both runs' margins add up as squares do (Zou & Donner,
         2008). For several pairs, measured in turn, the ratio is the geometric mean, and its interval also includes that
         of Student's t over the pairs' ratios, since drift between turns shows only there. Load of other processes
-        widens it as in `interval`, each end by its own run's share; for pairs, by the difference of the two shares.
+        widens it as in `interval`, each end by its own run's fraction; for pairs, by their difference.
     """
     logs = [math.log(_rate(ours["calls"]) / _rate(theirs["calls"])) for ours, theirs in pairs]
     ratio = math.exp(np.mean(logs))
@@ -113,13 +113,13 @@ def round_rates(calls: Mapping[str, Sequence]) -> list[float]:
 
 
 def _rates(calls: Mapping[str, Sequence], groups: np.ndarray) -> list[float]:
-    """Returns examples per second of each group of calls, given each call's group."""
+    """Computes examples per second of each group of calls, given each call's group."""
     examples, seconds = np.asarray(calls["examples"], float), np.asarray(calls["seconds"], float)
     return [float(examples[groups == n].sum() / seconds[groups == n].sum()) for n in sorted(set(groups.tolist()))]
 
 
 def has_drifted(rates: Sequence[float], rate: float) -> bool:
-    """Returns whether the rounds' rates differ by more than a share `DRIFT` of the whole rate."""
+    """Returns whether the rounds' rates differ by more than a fraction `DRIFT` of the whole rate."""
     return max(rates) - min(rates) > DRIFT * rate
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ....engine.machine import cpus
 from . import intervals
 
-NOTICED = 0.02  # smaller shares of the machine are a quiet system's own work
+NOTICED = 0.02  # smaller fractions of the machine are a quiet system's own work
 
 
 class LoadCounters(NamedTuple):
@@ -41,8 +41,15 @@ def read(pids: Iterable[int], proc: Path = Path("/proc")) -> LoadCounters:
     """Reads the counters; takes about a millisecond. `pids` are the benchmark's processes on this host."""
     pids = list(pids)
     usable = cpus.usable_cpus(pids)
-    benchmark = cpus.cpu_seconds(pids, proc)
-    return LoadCounters(len(usable), time.monotonic(), _busy_seconds(usable, proc), benchmark, cpus.throttled_seconds())
+    benchmark, clock = cpus.cpu_seconds(pids, proc), time.monotonic()
+    names, ticks = {f"cpu{number}" for number in usable}, 0
+    for line in cpus.lines(proc / "stat"):
+        name, *counts = line.split()
+        if name in names:
+            user, nice, system, _, _, *rest = map(int, counts[:8])
+            ticks += user + nice + system + sum(rest)  # of interrupts, and what the host gave to other guests
+    busy = ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+    return LoadCounters(len(usable), clock, busy, benchmark, cpus.throttled_seconds())
 
 
 class Noise(NamedTuple):
@@ -53,9 +60,9 @@ class Noise(NamedTuple):
       other_cores_before: cores that other processes and the host's other guests used during the warm-up; None where it
         cannot be seen.
       other_cores: cores that they used during the rounds; None where it cannot be seen.
-      throttled_share: share, 0 to 1, of the time that the benchmark's threads would have run in which their quota was
-        used up.
-      lost_share: largest share of the rate, 0 to 1, that was lost to the above; 0 where it is less than `NOTICED`.
+      throttled_share: fraction, 0 to 1, of the time that the benchmark's threads would have run in which their quota
+        was used up.
+      lost_share: largest fraction of the rate, 0 to 1, that was lost to the above; 0 where it is less than `NOTICED`.
     """
 
     cpus: int
@@ -74,8 +81,9 @@ def measure(start: LoadCounters, first_round: LoadCounters, end: LoadCounters, q
     wanted = min(end.cpus, quota_cores)
     # Other processes may have the time that a quota leaves idle anyway.
     missing = max(0.0, wanted - (end.cpus - others)) / wanted
-    shares = [min(share, 0.9) for share in (missing, throttled_share) if share > NOTICED]
-    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - share for share in shares))
+    # Below 1, so that the interval's upper end stays finite.
+    lost = [min(fraction, 0.9) for fraction in (missing, throttled_share) if fraction > NOTICED]
+    return Noise(end.cpus, before, during, throttled_share, 1 - math.prod(1 - fraction for fraction in lost))
 
 
 def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
@@ -87,8 +95,8 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
         notes.append(f"few calls: {count} were timed, under {intervals.FEW_CALLS}; {interval}; time for longer")
     if count > 1 and intervals.has_drifted(rates, sum(calls["examples"]) / sum(calls["seconds"])):
         parts = "rounds" if len(set(calls["round"])) > 1 else "halves"
-        ends = f"{_figure(min(rates))} to {_figure(max(rates))} examples/s"
-        notes.append(f"drift: {parts} ran at {ends}; the interval holds them all")
+        least, most = (f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}" for rate in (min(rates), max(rates)))
+        notes.append(f"drift: {parts} ran at {least} to {most} examples/s; the interval holds them all")
     if noise.other_cores is None or noise.other_cores_before is None:
         notes.append("other load is not known: the system does not count CPU time; the interval leaves it out")
     elif max(noise.other_cores_before, noise.other_cores) > NOTICED * noise.cpus:
@@ -104,25 +112,9 @@ def warnings(noise: Noise, calls: Mapping[str, Sequence]) -> list[str]:
     return notes
 
 
-def _figure(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"
-
-
 def _other_cores(start: LoadCounters, end: LoadCounters) -> float | None:
     if start.busy is None or end.busy is None:
         return None
     # The kernel's two accounts have separate ticks: short spans may come out below 0.
     others = max(0.0, end.busy - start.busy - (end.benchmark - start.benchmark))
     return others / (end.clock - start.clock) if end.clock > start.clock else 0.0
-
-
-def _busy_seconds(usable: Iterable[int], proc: Path) -> float | None:
-    """Returns the CPU time of all processes on these CPUs; None where the system does not count it."""
-    mine = {f"cpu{number}" for number in usable}
-    ticks = 0
-    for line in cpus.lines(proc / "stat"):
-        name, *counts = line.split()
-        if name in mine:
-            user, nice, system, _, _, *rest = map(int, counts[:8])
-            ticks += user + nice + system + sum(rest)  # of interrupts, and what the host gave to other guests
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None

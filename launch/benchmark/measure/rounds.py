@@ -20,7 +20,7 @@ ENDLESS = 1 << 31  # more steps than any benchmark makes: only the pace limits a
 _GROWS = 1.5  # calls whose length or rate still changes by this factor are not paced yet
 _MAX_CALLS = 30
 _MAX_TRIALS = 5
-_TRIAL_SHARE = 0.1
+_TRIAL_FRACTION = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Length:
     seconds: float = 0.0
     rounds: int = 1
 
-    def agreed_steps(self, strategy, steps_per_sec: float, share: float = 1.0) -> int:
+    def agreed_steps(self, strategy, steps_per_sec: float, fraction: float = 1.0) -> int:
         """Returns a round's number of steps, the same in all processes.
 
-        For a length in seconds, as many as fill a `share` of it at the chief's rate. If replicas synchronize
+        For a length in seconds, as many as fill a `fraction` of it at the chief's rate. If replicas synchronize
         periodically, and a round is long enough, it ends at a sync.
         """
         if self.steps is not None:
             return self.steps
-        filling, period = self.seconds * share * steps_per_sec, strategy.sync_period_steps
+        filling, period = self.seconds * fraction * steps_per_sec, strategy.sync_period_steps
         return strategy.exchange(period * round(filling / period) if filling >= period else max(1, round(filling)))[0]
 
 
@@ -98,7 +98,7 @@ def run(
 
 
 def _figures(rounds: Sequence[Sequence[Call]], disturbed: noise.Noise, meet_steps: int) -> dict:
-    """Returns the figures of the calls and the machine; replicas synchronize every `meet_steps`."""
+    """Computes the figures of the calls and the machine; replicas synchronize every `meet_steps`."""
     timed, warnings = columns(rounds), []
     shortest = min(sum(call.steps for call in calls) for calls in rounds)
     if shortest < meet_steps:
@@ -161,16 +161,23 @@ def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter)
       The seconds of the first call, until its steps are done: tracing, compiling, and its one step (or
       --steps_per_loop); and the number of steps of the first round.
     """
-    first_step_seconds, steps_per_sec = _settle(strategy, program, length.steps or ENDLESS, clock)
+    first_step_seconds, steps_per_sec = _run_until_paced(strategy, program, length.steps or ENDLESS, clock)
     if length.steps is None:
-        steps_per_sec = _try(strategy, program, length, steps_per_sec, clock)
+        steps_per_sec = _trial_rate(strategy, program, length, steps_per_sec, clock)
     steps = length.agreed_steps(strategy, steps_per_sec)
     _finish_open_steps(strategy, program, steps)
-    _compile_last_batch(strategy, program, steps, steps * length.rounds)
+    # An epoch's smaller last batch has a program of its own, which must not be compiled within a round. So it is
+    # trained on now if the rounds may reach it, or twice as many steps, since later rounds go by the rates of earlier.
+    order = program.feed.order
+    before_it = order.steps_per_epoch - 1 - program.step % order.steps_per_epoch
+    if order.remainder and program.feed.compilable and before_it < 2 * steps * length.rounds:
+        program.advance(before_it)
+        strategy.run(program, 1).sums.read()
+        _finish_open_steps(strategy, program, steps)
     return first_step_seconds, steps
 
 
-def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
+def _run_until_paced(strategy, program: Program, limit: int, clock) -> tuple[float, float]:
     """Compiles, and runs calls of at most `limit` steps until two in a row are not longer than the ones before.
 
     Returns:
@@ -192,13 +199,13 @@ def _settle(strategy, program: Program, limit: int, clock) -> tuple[float, float
     return first_step_seconds, result.steps / max(clock() - before, 1e-9)
 
 
-def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
-    """Returns the rate of a short round, repeated until its duration is about what the previous one predicted.
+def _trial_rate(strategy, program: Program, length: Length, steps_per_sec: float, clock) -> float:
+    """Measures the rate of a short round, repeated until its duration is about what the previous one predicted.
 
     Single calls can't predict it: some are short, and some compile code that earlier calls did not need.
     """
     for _ in range(_MAX_TRIALS):
-        expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_SHARE)
+        expected, steps = steps_per_sec, length.agreed_steps(strategy, steps_per_sec, _TRIAL_FRACTION)
         first, before = program.step, clock()
         while program.step < first + steps:
             result = strategy.run(program, first + steps - program.step)
@@ -209,19 +216,6 @@ def _try(strategy, program: Program, length: Length, steps_per_sec: float, clock
         if strategy.exchange(agree)[0]:
             break
     return steps_per_sec
-
-
-def _compile_last_batch(strategy, program: Program, round_steps: int, steps: int) -> None:
-    """Trains on an epoch's smaller last batch if the next `steps`, or for safety twice as many, may reach it.
-
-    Its program is compiled separately, which must not happen within a round.
-    """
-    order = program.feed.order
-    before_it = order.steps_per_epoch - 1 - program.step % order.steps_per_epoch
-    if order.remainder and program.feed.compilable and before_it < 2 * steps:
-        program.advance(before_it)
-        strategy.run(program, 1).sums.read()
-        _finish_open_steps(strategy, program, round_steps)
 
 
 def _finish_open_steps(strategy, program: Program, round_steps: int) -> None:

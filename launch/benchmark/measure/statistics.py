@@ -37,12 +37,12 @@ def summarize(calls: Sequence[Call]) -> dict:
       steps, wall_seconds: totals.
       steps_per_sec, examples_per_sec: totals over wall time.
       step_ms: {p50, p90, p99} of a step's milliseconds. A step's time is its call's, divided by the call's steps; the
-        quantile p is the smallest time that a share p of all steps does not exceed.
+        quantile p is the smallest time that a fraction p of all steps does not exceed.
       mean, stderr, jitter: statistics of the calls' rates, in examples per second, weighted by steps: the average; its
         standard error, None for a single call; 1.4826 times the median absolute deviation from the median (the lower of
         two middle values), a standard deviation that a few slow calls do not move.
-      input_wait_fraction, reduce_fraction: shares of wall time spent waiting for input and for sums over workers, 0 to
-        1; the second None where it is not known.
+      input_wait_fraction, reduce_fraction: fractions of wall time spent waiting for input and for sums over workers, 0
+        to 1; the second None where it is not known.
     """
     steps = np.array([call.steps for call in calls], np.float64)
     seconds = np.array([call.seconds for call in calls], np.float64)
@@ -91,12 +91,12 @@ def columns(rounds: Sequence[Sequence[Call]]) -> dict[str, Any]:
     return {**figures, "round": [number for number, round in enumerate(rounds) for _ in round]}
 
 
-def weighted_quantile(values: np.ndarray, weights: np.ndarray, share: float) -> float:
-    """Returns the smallest of `values` up to which the weights are at least a `share` (0 to 1) of all weight."""
+def weighted_quantile(values: np.ndarray, weights: np.ndarray, fraction: float) -> float:
+    """Returns the smallest of `values` up to which the weights are at least a `fraction` (0 to 1) of all weight."""
     order = np.argsort(values)
     reached = np.cumsum(weights[order])
     # Weights are whole steps: a rounding error in the product must not select the next value.
-    index = np.searchsorted(reached, share * reached[-1] - 1e-6)
+    index = np.searchsorted(reached, fraction * reached[-1] - 1e-6)
     return float(values[order][index])
 
 

@@ -53,29 +53,31 @@ def profile(strategy, folder: str, steps: int = STEPS) -> dict | None:
         _trace_tasks(strategy, folder, steps)
         files = set(_files(folder)) - before
         space = _read(files)
-        traced_steps = _steps_in(space)
+        # Each step updates the counter on the servers once.
+        events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
+        by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
+        counted = (times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/"))
+        traced_steps = max(counted, default=0)
         if len(files) < len(tasks) or not traced_steps:
             raise NoTraceError(
                 f"{len(files)} of {len(tasks)} tasks left a trace in {folder}, of {traced_steps} steps; use a "
                 "run_dir that all of them share"
             )
-        return _profile_result(folder, space, traced_steps)
-    if strategy.is_chief:
-        tf.profiler.experimental.start(folder)
-    try:
-        end = program.step + steps
-        while program.step < end:
-            result = strategy.run(program, end - program.step)
-        result.sums.read()  # waits for the devices
-    finally:
+        steps = traced_steps
+    else:
         if strategy.is_chief:
-            tf.profiler.experimental.stop()
-    if not strategy.is_chief:
-        return None
-    return _profile_result(folder, _read(set(_files(folder)) - before), steps)
-
-
-def _profile_result(folder: str, space: xplane_pb2.XSpace, steps: int) -> dict:
+            tf.profiler.experimental.start(folder)
+        try:
+            end = program.step + steps
+            while program.step < end:
+                result = strategy.run(program, end - program.step)
+            result.sums.read()  # waits for the devices
+        finally:
+            if strategy.is_chief:
+                tf.profiler.experimental.stop()
+        if not strategy.is_chief:
+            return None
+        space = _read(set(_files(folder)) - before)
     listed = ops(space, steps)
     return {"trace": folder, "steps": steps, "ops_ms_per_step": sum(op["ms_per_step"] for op in listed), "ops": listed}
 
@@ -105,13 +107,6 @@ def _trace_tasks(strategy, folder: str, steps: int) -> None:
         strategy.run(program, 1)
     if failed:
         raise NoTraceError(reason(failed[0])) from failed[0]
-
-
-def _steps_in(space: xplane_pb2.XSpace) -> int:
-    """Returns the number of steps in a trace of parameter servers: the updates of the counter in it."""
-    events = ((plane, event) for plane in space.planes for line in plane.lines for event in line.events)
-    by_op = Counter(op for plane, event in events if (op := _op(plane, event, is_device=False)))
-    return max((times for (name, _), times in by_op.items() if name.startswith(f"{COUNT_SCOPE}/")), default=0)
 
 
 def _read(paths) -> xplane_pb2.XSpace:
@@ -158,7 +153,7 @@ def _own_times(plane, line, is_device: bool) -> Iterator[tuple[str, str, int]]:
 
 
 def _op(plane, event, is_device: bool) -> tuple[str, str] | None:
-    """Returns an event's op, (name, type); None for an event that is not an op."""
+    """Finds an event's op, (name, type); None for an event that is not an op."""
     event_name = plane.event_metadata[event.metadata_id].name
     stats = {plane.stat_metadata[stat.metadata_id].name: stat for stat in event.stats}
     if "tf_op" in stats and (match := _EXECUTED.fullmatch(_text(plane, stats["tf_op"]))):

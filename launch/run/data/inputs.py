@@ -92,7 +92,14 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
         data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
     data_info = preprocessor.check_info(dataclasses.replace(data, train=None, evaluation=None), example)
-    if trained := model_file.read_if_trained(config):
+    trained = None
+    if config.has_checkpoint:
+        try:
+            trained = model_file.read(config.files.path)
+        except UsageError:
+            if not config.trains:  # else the run writes the file again
+                raise
+    if trained:
         data_name = f"data_dir={config.data_dir}" if config.data_dir else "the data"
         now = data_info, form.features(example)
         preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)
@@ -114,6 +121,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     )
     train = _without_epochs(train, config, strategy, needs_epochs)
     updates_before = 0
+    # A run that resumes counts from the updates that the model had as it began, not from those it has now.
     if config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built:
         newest = RunDir(config.run_dir).newest() if config.run_dir else None  # one process alone has such a model
         updates_before = newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
@@ -160,19 +168,17 @@ def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
 
 
 def _without_epochs(train: Split, config: Config, strategy: Strategy, needs_epochs: bool) -> Split:
-    """Returns training data without counting what may be endless; of several inputs, the first has epochs."""
-    if isinstance(train, Combined):
-        sizes, first = train.sizes(config.global_batch_size), combined.first(train)
-
-        def without(name: str, member):
-            return member if needs_epochs and member is first else _endless(member, sizes[name], config, strategy)
-
-        return train.mapped(without)
-    return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
+    """Leaves training data uncounted that may be endless; of several inputs, the first has epochs."""
+    if not isinstance(train, Combined):
+        return train if needs_epochs else _endless(train, config.global_batch_size, config, strategy)
+    sizes, counted = train.sizes(config.global_batch_size), combined.first(train) if needs_epochs else None
+    return train.mapped(
+        lambda name, member: member if member is counted else _endless(member, sizes[name], config, strategy)
+    )
 
 
 def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) -> Source | Stream:
-    """Returns a split that is not counted, where it may not end."""
+    """Has a split begin again for ever, and so not counted, unless it is known to end."""
     if split.by_index or split.ends:
         return split
     if split.length == tf.data.UNKNOWN_CARDINALITY and strategy.num_hosts > 1:
@@ -186,7 +192,19 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
     if is_ours and config.needs_labels and form.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
     if issubclass(config.trainer_class, Classifier):
-        _check_classes(config, train, num_classes)
+        components = form.features(train.element_spec)
+        is_several = isinstance(components, (dict, tuple)) and not isinstance(components, Spec)
+        if name in registry.NAMES["model"] and is_several:  # a user's own model may take them
+            makes_array = config.input_entry and "array" in config.input_entry.defaults
+            fix = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
+            shown = short(", ".join(components) if isinstance(components, dict) else len(components))
+            raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {fix}")
+        if num_classes is None:
+            need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
+            raise UsageError(
+                f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {need}, numbered "
+                "from 0"
+            )
     if evaluation is None:
         conflicts.refuse(config, conflicts.WITHOUT_EVALUATION_DATA)
     if config.strategy == "tpu" and (text := form.text_fields(train.element_spec)):
@@ -196,23 +214,8 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
         )
 
 
-def _check_classes(config: Config, train, num_classes: int | None) -> None:
-    """Raises `UsageError` where a model of ours takes one array and features are several, or labels are not classes."""
-    name, components = config.model_entry.name, form.features(train.element_spec)
-    if name in registry.NAMES["model"] and isinstance(components, (dict, tuple)) and not isinstance(components, Spec):
-        makes_array = config.input_entry and "array" in config.input_entry.defaults
-        fix = "add input_arg=array=true, which makes one of columns of numbers" if makes_array else "give one array"
-        shown = short(", ".join(components) if isinstance(components, dict) else len(components))
-        raise UsageError(f"{name} takes one array of features, and the data has several ({shown}); {fix}")
-    if num_classes is None:
-        need = "labels that are classes" if config.input_entry else "(train, eval, num_classes), with classes"
-        raise UsageError(
-            f"{name} needs num_classes, and the data has none: {form.labels_shown(train)}; give {need}, numbered from 0"
-        )
-
-
 def _classes_by_values(config: Config, train) -> int | None:
-    """Returns `form.num_classes`; raises `UsageError` if a tabular model can't infer its task from labels."""
+    """Infers the number of classes. Raises `UsageError` if a tabular model can't infer its task from labels."""
     example = form.fields(train.element_spec)
     if train.as_arrays() is None:
         task = config.arguments("model_arg").get("task", "auto")
@@ -226,7 +229,7 @@ def _classes_by_values(config: Config, train) -> int | None:
 
 
 def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[[str], dict[str, Any]]:
-    """Returns the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
+    """Reads the newest checkpoint's counts of a split, as `strategy.feed` takes them, to avoid counting again.
 
     Has the position in the training data too, if its batches have changed. All workers take the chief's, so that they
     count, or not, together.
@@ -238,6 +241,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
         counts = {**counts, "train": {**counts.get("train", {}), "resumed": position}}
     agreed_counts = strategy.exchange(counts)[0]
     if position := agreed_counts.get("train", {}).get("resumed"):
+        # It was exchanged as plain JSON.
         position["origin"] = Origin(**position["origin"])
         bucket_by = position.pop("bucket_by")
         position["buckets"] = LengthBuckets(*rules.parse_buckets(bucket_by)) if bucket_by else None
@@ -245,7 +249,7 @@ def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[
 
 
 def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] | None:
-    """Returns the position of a run whose batches change or have changed, see `Order.resumed`; plain JSON."""
+    """Describes the position of a run whose batches change or have changed, for `Order.resumed`; plain JSON."""
     if _changed_batches(config, newest, train.by_index) or _other_examples(newest, train):
         newest = config.files.newest(is_whole=True) or newest  # the one that will be restored
     flags, origin = newest.about.get("flags", {}), newest.about.get("origin", {})
@@ -260,7 +264,7 @@ def _position(config: Config, newest: Manifest, train: Split) -> dict[str, Any] 
 
 
 def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
-    """Returns the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
+    """Finds the `num_examples` of a checkpoint, if there are others now; not of buckets, or of data in sequence."""
     if not isinstance(train, Source) or unknown_dimensions(train.element_spec):
         return {}
     data = newest.about.get("data", {}).get("train")
@@ -269,7 +273,7 @@ def _other_examples(newest: Manifest, train: Split) -> dict[str, int]:
 
 
 def _changed_batches(config: Config, newest: Manifest, by_index: bool) -> dict[str, Any]:
-    """Returns the flags that decide an epoch's batches and have changed, with the values in a checkpoint."""
+    """Finds the flags that decide an epoch's batches and have changed, with their values in a checkpoint."""
     flags = {name: newest.about.get("flags", {}).get(name, getattr(_DEFAULTS, name)) for name in _BATCH_FLAGS}
     changed = {name: value for name, value in flags.items() if value != getattr(config, name)}
     if by_index and flags["shuffle_buffer"] and config.shuffle_buffer:

@@ -67,12 +67,12 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
     from ....engine.data.entry import user_data, views
     from ....engine.data.feeds import combined
 
-    share = config.validation_split
+    fraction = config.validation_split
     evaluates_other = data.evaluation is not None and config.mode in READING  # examples than the run was to evaluate
-    entered, notes = user_data.enter(data, 0.0 if evaluates_other else share, config.has_compiled_model)
+    entered, notes = user_data.enter(data, 0.0 if evaluates_other else fraction, config.has_compiled_model)
     train, evaluation = entered.train, entered.evaluation
-    if share and evaluates_other:
-        train = views.divided(train, share)[0]
+    if fraction and evaluates_other:
+        train = views.divided(train, fraction)[0]
     for name in () if train.by_index else _BY_INDEX_FLAGS:
         if value := getattr(config, name):
             raise UsageError(

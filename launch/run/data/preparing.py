@@ -13,7 +13,7 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ def write(request: ShardRequest, loaded: Loaded, shard: Shard) -> dict[str, int]
 
 
 def _arrays(nest: Any) -> list[np.ndarray]:
-    """Returns a nest's arrays in the order of `features.names_in`."""
+    """Flattens a nest in the order of `features.names_in`; `tf.nest.flatten` would sort by name."""
     if isinstance(nest, dict):
         return [array for component in nest.values() for array in _arrays(component)]
     if isinstance(nest, (tuple, list)):
@@ -111,15 +111,34 @@ def prepare(
     plan = _plan(request, loaded)
     os.makedirs(request.output_dir, exist_ok=True)
     with _locked(request.output_dir, plan, planned, log) as noted:
-        figures = _complete_shards(request.output_dir, planned, noted)
+        figures = {}  # the counts of the shards that exist and match what was noted of them, if anything
+        for shard in planned:
+            with contextlib.suppress(OSError):
+                checked = shard_writing.checked(os.path.join(request.output_dir, shard.file))
+                counts = {"examples": shard.stop - shard.first, **checked}
+                if shard.file not in noted or noted[shard.file] == {"file": shard.file, **counts}:
+                    figures[shard.file] = counts
         if figures or noted:
             log(f"{len(figures)} of {len(planned)} shards are there and whole")
         for split in loaded.by_name:
             os.makedirs(os.path.join(request.output_dir, split), exist_ok=True)
         left = [shard for shard in planned if shard.file not in figures]
-        for shard, counts in _with_progress(write_all(loaded, left), left, log):
+        total, written = sum(shard.stop - shard.first for shard in left), 0
+        logged_at = began = time.monotonic()
+        for number, (shard, counts) in enumerate(write_all(loaded, left), 1):
             figures[shard.file] = counts
-        _finish(request, loaded, [(shard, figures[shard.file]) for shard in planned])
+            written += shard.stop - shard.first
+            if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
+                logged_at, rate = now, written / (now - began)
+                log(f"{written:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
+        # features.json comes last: the inputs read a folder that has it, so it must name whole shards only.
+        splits: dict[str, Any] = {}
+        for shard in planned:
+            split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
+            split["examples"] += figures[shard.file]["examples"]
+            split["shards"].append({"file": shard.file, **figures[shard.file]})
+        content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
+        text_files.write_json(os.path.join(request.output_dir, features.NAME), content)
     parts = []
     for name, examples in loaded.by_name.items():
         shards = sum(shard.split == name for shard in planned)
@@ -140,7 +159,7 @@ def _planned(request: ShardRequest, loaded: Loaded) -> list[Shard]:
 
 
 def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
-    """Returns everything that determines the shards' contents, plain JSON."""
+    """Describes everything that determines the shards' contents, as plain JSON."""
     examples = {name: fingerprints.fingerprint(split, len(split)) for name, split in loaded.by_name.items()}
     for name, split in loaded.by_name.items():  # a fingerprint is of some of the contents only
         if paths := split.files():
@@ -170,6 +189,7 @@ def _locked(
     others = [name for name in os.listdir(folder) if not name.startswith(".")]
     if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
+    # To append: a plan that is there is neither emptied nor replaced before the lock on it is held.
     with open(path, "a+", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
@@ -206,39 +226,3 @@ def _read_json(path: str) -> dict[str, Any] | None:
         return None
     except ValueError:
         return {}
-
-
-def _complete_shards(folder: str, planned: list[Shard], noted: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    """Returns the counts of the shards that exist and match what was noted of them, if anything."""
-    whole = {}
-    for shard in planned:
-        with contextlib.suppress(OSError):
-            figures = {"examples": shard.stop - shard.first, **shard_writing.checked(os.path.join(folder, shard.file))}
-            if {"file": shard.file, **figures} == noted.get(shard.file, {"file": shard.file, **figures}):
-                whole[shard.file] = figures
-    return whole
-
-
-def _with_progress(
-    written: Iterable[tuple[Shard, dict[str, int]]], left: list[Shard], log: Callable[[str], None]
-) -> Iterator[tuple[Shard, dict[str, int]]]:
-    """Yields the same, and logs the progress now and then."""
-    total, examples = sum(shard.stop - shard.first for shard in left), 0
-    logged_at = began = time.monotonic()
-    for number, (shard, figures) in enumerate(written, 1):
-        yield shard, figures
-        examples += shard.stop - shard.first
-        if (now := time.monotonic()) - logged_at >= _LOG_SECONDS:
-            logged_at, rate = now, examples / (now - began)
-            log(f"{examples:,} of {total:,} examples, {number} of {len(left)} shards, {rate:,.0f} examples/s")
-
-
-def _finish(request: ShardRequest, loaded: Loaded, shards: list[tuple[Shard, dict[str, int]]]) -> None:
-    """Writes features.json."""
-    splits: dict[str, Any] = {}
-    for shard, counts in shards:
-        split = splits.setdefault(shard.split, {"examples": 0, "shards": []})
-        split["examples"] += counts["examples"]
-        split["shards"].append({"file": shard.file, **counts})
-    content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
-    text_files.write_json(os.path.join(request.output_dir, features.NAME), content)

@@ -62,11 +62,11 @@ def by_class(run: BaseRun, evaluated: evaluation.Evaluated) -> tuple[dict[str, A
 def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
     numbers = [*map(str, range(len(report["support"])))]
     names = [*map(" ".join, zip(numbers, classes, strict=True))] if classes else numbers
-    shares = ("precision", "recall", "f1")
-    rows = [["class", *shares, "support", *(f"as {number}" for number in numbers)]]
+    fractions = ("precision", "recall", "f1")
+    rows = [["class", *fractions, "support", *(f"as {number}" for number in numbers)]]
     for number, name in enumerate(names):
         counts = report["support"][number], *report["matrix"][number]
-        rows.append([name, *(f"{report[share][number]:.3f}" for share in shares), *map(str, counts)])
+        rows.append([name, *(f"{report[fraction][number]:.3f}" for fraction in fractions), *map(str, counts)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sized = [[f"{row[0]:{widths[0]}}", *map(str.rjust, row[1:], widths[1:])] for row in rows]
     lines = ["  ".join(row) for row in sized]

@@ -47,7 +47,12 @@ def watch(run: BaseRun) -> Outcome:
     with Signals(request.request):
         while True:
             if not has_met and (has_met := bool(answers(chief))):
-                _check_run_dir(config.files.path)
+                run_dir = config.files.path
+                if not agreement.appears(RunDir(run_dir).lock):
+                    raise UsageError(
+                        f"run_dir={run_dir} is another folder here than at the coordinator, which writes the "
+                        "checkpoints that an evaluator reads; give a folder of a file system that all hosts share"
+                    )
             # Before reading: then all checkpoints saved until the request are found below.
             stop_requested = request.reason or coordinator.is_gone()
             for manifest in restored(run, newer_than=evaluated_step):
@@ -61,14 +66,6 @@ def watch(run: BaseRun) -> Outcome:
     files.close()
     best_checkpoints.wait()
     return Outcome({}, EXIT_CODES.get(request.reason or "", 0))
-
-
-def _check_run_dir(run_dir: str) -> None:
-    if not agreement.appears(RunDir(run_dir).lock):
-        raise UsageError(
-            f"run_dir={run_dir} is another folder here than at the coordinator, which writes the checkpoints that an "
-            "evaluator reads; give a folder of a file system that all hosts share"
-        )
 
 
 def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:

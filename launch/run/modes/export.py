@@ -83,7 +83,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
             f"a SavedModel, or export_model={weights.MODEL} for the Keras model alone"
         )
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    model = weights.keras_model(weights.evaluated_trainer(run), name or weights.MODEL)
+    trainer = run.trainer if weights.has_whole_trainer(run) else weights.TrainerCopy(run).trainer
+    model = weights.keras_model(trainer, name or weights.MODEL)
     with files.replacing(path, files.make_file) as temporary, tempfile.TemporaryDirectory() as folder:
         model_path = os.path.join(folder, "model.keras")  # Keras goes by the ending
         try:
@@ -119,12 +120,18 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     forward, forward_features = predicting.forward_and_features(trainer, run.example, name)
     model = weights.keras_model(trainer, name) if name else trainer.model
     layers = [model] if name else Inventory(trainer).layers_without_averages
+    # A layer that carries a state from batch to batch has one for each example, so it takes batches of that size alone.
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
         lambda spec: tf.TensorSpec([batch, *spec.shape[1:]], spec.dtype), preprocessing.raw(forward_features)
     )
-    inputs = _inputs(features)
-    specs = {name: tf.TensorSpec(leaf.value.shape, leaf.value.dtype, name) for name, leaf in inputs.items()}
+    # A signature's names are a letter, then letters, digits and _. Those that keep theirs come first, and features
+    # before lengths: so a name that is changed, and not one that is not, gets a number where two are alike.
+    leaves = [*_leaves(features, "features")]
+    order = sorted(leaves, key=lambda leaf: (not _SIGNATURE_NAME.fullmatch(leaf.name), leaf.is_lengths))
+    plain = (re.sub("^(?![A-Za-z])", "x", re.sub("[^A-Za-z0-9_]", "_", leaf.name)) for leaf in order)
+    names = dict(zip(map(id, order), _unique(plain), strict=True))
+    specs = {names[id(leaf)]: tf.TensorSpec(leaf.value.shape, leaf.value.dtype, names[id(leaf)]) for leaf in leaves}
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in specs])
@@ -205,16 +212,6 @@ def _leaves(nest: Any, name: str, path: str = "") -> Iterator[_Leaf]:
             yield from _leaves(part, name, f"{path or name}_{number}")
     else:
         yield _Leaf(path or name, nest)
-
-
-def _inputs(features: Any) -> dict[str, _Leaf]:
-    """Returns the features by names that a signature can have: a letter, then letters, digits and _."""
-    leaves = [*_leaves(features, "features")]
-    # Those that keep their names come first, and features before lengths.
-    order = sorted(leaves, key=lambda leaf: (not _SIGNATURE_NAME.fullmatch(leaf.name), leaf.is_lengths))
-    plain = (re.sub("^(?![A-Za-z])", "x", re.sub("[^A-Za-z0-9_]", "_", leaf.name)) for leaf in order)
-    names = dict(zip(map(id, order), _unique(plain), strict=True))
-    return {names[id(leaf)]: leaf for leaf in leaves}
 
 
 def _unique(names: Iterable[str]) -> list[str]:

@@ -48,6 +48,7 @@ def write(export: str, tables: Mapping[str, Embedding], since: str | None) -> No
         if since:
             changes = _changes(_read_pieces(since, name, table.width), rows, table.width)
             rows = _write_pieces(export, f"{name}{_DELTA}", table.width, changes)
+        # The pieces are written as they are read here, and none is kept: a table may be larger than memory.
         is_gone = [gone for _, _, gone in rows if gone is not None]
         if since:
             counts = sum(map(len, is_gone)), sum(map(np.count_nonzero, is_gone))
@@ -111,6 +112,7 @@ def _changes(earlier: Iterator[Piece], later: Iterator[Piece], width: int) -> It
             for (keys, vectors, _), count, table in zip(pieces, counts, (earlier, later), strict=True)
         ]
         _, in_old, in_new = np.intersect1d(old_keys, new_keys, assume_unique=True, return_indices=True)
+        # Compared by their bits: as numbers, nan would differ from itself, and 0.0 would be -0.0.
         is_changed = np.ones(len(new_keys), bool)
         is_changed[in_new] = (old[in_old].view(np.int32) != new[in_new].view(np.int32)).any(1)
         gone = np.setdiff1d(old_keys, new_keys, assume_unique=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ....engine.checkpoints import Manifest
 from ....engine.checkpoints.run_dir import NAMES
 from ....engine.errors import counted, visible
 from ....engine.hooks import numerics
@@ -29,26 +28,41 @@ from .outcome import Outcome, run_result
 def generate(run: BaseRun) -> Outcome:
     """Prints the prompt and what follows it by the chosen checkpoint, as it comes; all else goes to standard error."""
     config, strategy = run.config, run.strategy
-    _language_model(run)  # raises unless the run's model is one
+    context = _language_model(run).context  # first of all, since it raises unless the run's model is one
     for manifest in restoring.restored(run):
         checkpoint = f"{'best' if config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
-    _check_tokens(run, manifest)
+    trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
+    if run.data_info.tokens and trained_on not in (None, fingerprints.hash_ids(run.data_info.tokens.ids)):
+        raise UsageError(
+            f"{manifest.name} was trained on other tokens than {NAMES.model} in run_dir={run.config.run_dir} is of; "
+            "restore that file from a copy, or train the run on, which writes it again"
+        )
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     row = prompt_tokens(run, config.prompt)
-    writer = _Writer(run) if strategy.is_chief else None
+    decoder, pieces, times = None, list[str](), list[float]()
     if strategy.is_chief:
-        print(_first_line(run, checkpoint, len(row)), file=sys.stderr, flush=True)
-    times, tokens = [], []
+        decoder = run.data_info.tokens.decoder()
+        text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
+        text += counted(strategy.num_replicas, "replica")
+        if len(row) > context:
+            text += f"\nthe prompt's last {context:,} tokens of {len(row):,} are read: the model looks at no more"
+        if len(row) + config.arguments("sampling")["tokens"] - 1 > context:
+            text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
+        print(text, file=sys.stderr, flush=True)
+    # All processes of a strategy take part in each token's step; the chief alone prints.
     for token in itertools.chain(row[1:], follow(run, row)):
-        if writer:
-            writer.token(token)
-        tokens.append(token)
+        if decoder is not None:
+            pieces.append(decoder.text(token))
+            _print(pieces[-1])
         times.append(time.monotonic())
-    count = len(tokens) - len(row) + 1
-    text = writer.end() if writer else ""
+    if decoder is not None:
+        pieces.append(decoder.rest())  # of a character whose last token did not come
+        _print(pieces[-1])
+        print(flush=True)
+    count, text = len(times) - len(row) + 1, "".join(pieces)
     ended = "; the document ends here" if count < config.arguments("sampling")["tokens"] else ""
-    first = len(row) - 1  # which compiles
-    rate = (count - 1) / (times[-1] - times[first]) if count > 1 else None
+    # Without the first token, whose step is compiled.
+    rate = (count - 1) / (times[-1] - times[len(row) - 1]) if count > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(count, 'token')}{speed}{ended}", file=sys.stderr)
@@ -107,25 +121,9 @@ def generate_after(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) 
     return list(follow(run, row, **overrides))
 
 
-class _Writer:
-    """Prints text as its tokens come."""
-
-    def __init__(self, run: BaseRun):
-        self._decoder = run.data_info.tokens.decoder()
-        self._text: list[str] = []
-
-    def token(self, token: int) -> None:
-        self._print(self._decoder.text(token))
-
-    def end(self) -> str:
-        """Ends the text, and returns all of it."""
-        self._print(self._decoder.rest())
-        print(flush=True)
-        return "".join(self._text)
-
-    def _print(self, text: str) -> None:
-        self._text.append(text)
-        print(visible(text) if terminal.is_terminal(sys.stdout) else text, end="", flush=True)
+def _print(text: str) -> None:
+    # Control characters in what a model writes would act on a terminal; a file gets the text as it is.
+    print(visible(text) if terminal.is_terminal(sys.stdout) else text, end="", flush=True)
 
 
 def _language_model(run: BaseRun) -> Generates:
@@ -136,24 +134,3 @@ def _language_model(run: BaseRun) -> Generates:
             "model=transformer_lm, or give self.model the methods of crankshaft.models.generation.Generates"
         )
     return model
-
-
-def _check_tokens(run: BaseRun, manifest: Manifest) -> None:
-    """Raises `UsageError` where the checkpoint was trained on other tokens than the run's file is of."""
-    trained_on = manifest.about.get("data", {}).get("train", {}).get("ids")
-    if run.data_info.tokens and trained_on not in (None, fingerprints.hash_ids(run.data_info.tokens.ids)):
-        raise UsageError(
-            f"{manifest.name} was trained on other tokens than {NAMES.model} in run_dir={run.config.run_dir} is of; "
-            "restore that file from a copy, or train the run on, which writes it again"
-        )
-
-
-def _first_line(run: BaseRun, checkpoint: str, read: int) -> str:
-    config, context = run.config, _language_model(run).context
-    text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
-    text += counted(run.strategy.num_replicas, "replica")
-    if read > context:
-        text += f"\nthe prompt's last {context:,} tokens of {read:,} are read: the model looks at no more"
-    if read + config.arguments("sampling")["tokens"] - 1 > context:
-        text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
-    return text

@@ -66,7 +66,7 @@ class Predictor:
         return chosen
 
     def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
-        """Returns the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
+        """Computes the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
 
         `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
         """
@@ -79,21 +79,18 @@ class Predictor:
             return _outputs(self._strategy, self._prediction, split, size, **options)
 
 
-class ModelPredictor:
-    """Computes the outputs of a Keras model on this process's device, with the weights that it has.
+def model_predictor(model: tf.keras.Model, check: Callable[[Any], Any]) -> Callable[[Split, int], Any]:
+    """Makes a function that computes a Keras model's outputs on this process's device, with the weights that it has.
+
+    It takes a split and how many examples are computed at a time, and returns a nest of NumPy arrays.
 
     Args:
       check: returns the features that it gets, a nest of arrays or tensors [n, ...].
     """
-
-    def __init__(self, model: tf.keras.Model, check: Callable[[Any], Any]):
-        with isolation.Isolation().entered():
-            self._strategy = on_one_device(prepare(_Holder(model), RunContext()))
-        self._prediction, self._check = Prediction(_caller(model)), check
-
-    def __call__(self, split: Split, size: int) -> Any:
-        """Returns the outputs of a split's examples, a nest of NumPy arrays, computed `size` at a time."""
-        return _outputs(self._strategy, self._prediction, split, size, self._check)
+    with isolation.Isolation().entered():
+        strategy = on_one_device(prepare(_Holder(model), RunContext()))
+    # One prediction for all calls, so that it is compiled once.
+    return functools.partial(_outputs, strategy, Prediction(_caller(model)), check=check)
 
 
 class _Holder(Trainer):
@@ -139,6 +136,7 @@ def _outputs(
     **ends: Any,
 ) -> Any:
     """Executes a prediction's program on the features of a split, each checked; a nest of NumPy arrays."""
+    # Without examples, one of zeros is predicted and left out, so that outputs have their shapes and dtypes.
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
     with contextlib.closing(strategy.external(prediction, features, size)) as program:
@@ -239,6 +237,6 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
 
 
 def _batch_specs(features) -> Any:
-    """Returns specs of batches of any size, and of any length where examples differ in it."""
+    """Makes specs of batches of any size, and of any length where examples differ in it."""
     spec = form.measured(form.element_spec(features))
     return tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape], tf.as_dtype(x.dtype)), spec)

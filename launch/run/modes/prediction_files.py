@@ -62,6 +62,7 @@ def prediction_columns(run: RunView, examples: Split, outputs: Any, name: str | 
     classes, names, logits_kind = run.data_info.num_classes, run.names.classes, None if name else run.logits_kind
     if logits_kind == "clicks":
         outputs = outputs.reshape(len(outputs)).astype(np.float64)
+        # The sigmoid by tanh, and below the softmax of differences from the largest: no exponential overflows.
         numbers, name, values = (outputs > 0).astype(np.int64), "probability", 0.5 * (1 + np.tanh(outputs / 2))
     elif classes and outputs.shape[1:] == (classes,):
         numbers, name, values = outputs.argmax(1), "output", outputs
@@ -113,7 +114,7 @@ def _as_text(column: np.ndarray) -> np.ndarray:
 
 
 def _fixed_width(path: str, name: str, array: np.ndarray) -> np.ndarray:
-    """Returns text in NumPy's fixed-width type: without pickles .npz has no other."""
+    """Converts text to NumPy's fixed-width type: without pickles .npz has no other."""
     fixed = array.astype("S") if array.dtype == object else array
     if array.dtype == object and (fixed != array).any():
         raise UsageError(

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from ....engine import logging
 from ....engine.checkpoints import Manifest, RunDir
-from ....engine.data.source import Spec, Split
+from ....engine.data.source import Split
 from ....engine.data.streamed import Stream, untuned
 from ....engine.internals import pipelines
 from ....engine.internals.tensorflow import iterator_state
@@ -26,7 +26,7 @@ from ...command_line.values import differences
 from ...failures import UsageError
 
 # Read of an array: it takes milliseconds, whatever its size.
-_MOST_ROWS = 1024
+_MOST_EXAMPLES = 1024
 _MOST_BYTES = 1 << 24
 _SAMPLED = 16  # examples that workers compare
 _SAMPLED_FLOATS = 256  # sampled per component
@@ -41,8 +41,8 @@ def fingerprint(split: Split, examples: int, ids: Any = None, eval_batches: int 
 
     For evaluation data also "eval_batches", if only its first batches are evaluated.
 
-    The digest is of the shapes and types, and of arrays' contents in evenly spaced rows, among them the first and the
-    last; of other data, of its identity.
+    The digest is of the shapes and types, and of arrays' contents in evenly spaced examples, among them the first and
+    the last; of other data, of its identity.
 
     Args:
       ids: identifies the numbering of ids, a number or text; None if the data has none.
@@ -68,33 +68,31 @@ def hash_ids(ids: Any) -> int:
 
 def layout(split: Split) -> str:
     """Returns types and shapes of one example's components, as text."""
-    return json.dumps(tf.nest.map_structure(_layout, split.element_spec), sort_keys=True, default=str)
+    # By the dtypes' names, which are the same whether a split has them from NumPy or from TensorFlow.
+    described = tf.nest.map_structure(lambda spec: f"{spec.dtype.name} {[*spec.shape]}", split.element_spec)
+    return json.dumps(described, sort_keys=True, default=str)
 
 
-def _layout(spec: Spec) -> str:
-    """Returns type and shape of one example's component, the same for each form of a split."""
-    return f"{spec.dtype.name} {[*spec.shape]}"
-
-
-def _rows(array, most: int) -> np.ndarray:
-    """Returns the indices of evenly spaced rows of an array, among them the first and the last."""
+def _spaced(array, most: int) -> np.ndarray:
+    """Spaces indices of examples evenly, among them the first and the last."""
     return np.linspace(0, len(array) - 1, min(most, len(array))).astype(np.int64)
 
 
 def _content(array) -> bytes:
-    most = max(2, min(_MOST_ROWS, _MOST_BYTES * len(array) // max(1, array.nbytes)))
-    rows = np.asarray(array[_rows(array, most)])
-    return repr(rows.tolist()).encode() if rows.dtype.hasobject else np.ascontiguousarray(rows).tobytes()
+    most = max(2, min(_MOST_EXAMPLES, _MOST_BYTES * len(array) // max(1, array.nbytes)))
+    examples = np.asarray(array[_spaced(array, most)])
+    # An array of objects has their addresses as its bytes.
+    return repr(examples.tolist()).encode() if examples.dtype.hasobject else np.ascontiguousarray(examples).tobytes()
 
 
 def sample(split: Split) -> dict[str, Any]:
     """Returns some of a split's examples in plain JSON, to compare with other workers': see `differs`.
 
-    Of arrays, some rows; of a dataset the first elements of each part whose order is the same at each reading.
+    Of arrays, some examples; of a dataset the first elements of each part whose order is the same at each reading.
     """
     arrays = split.as_arrays()
     if arrays is not None:
-        return {"examples": [_sample(array[_rows(array, _SAMPLED)]) for array in tf.nest.flatten(arrays)]}
+        return {"examples": [_sample(array[_spaced(array, _SAMPLED)]) for array in tf.nest.flatten(arrays)]}
     if not isinstance(split, Stream) or split.dataset is None:
         return {}
     found: dict[str, Any] = {"examples": [], "length": split.length, "shards": pipelines.shards(split.dataset)}
@@ -116,7 +114,7 @@ def kept_sample(split: Split) -> dict[str, Any]:
 
 
 def _sample(values: Any) -> Any:
-    """Returns some floats of an array's rows, or a digest of its integers or text."""
+    """Picks some floats of examples, or computes a digest of integers or text."""
     values = np.asarray(values)
     if np.issubdtype(values.dtype, np.floating) or values.dtype.name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
         floats = np.ravel(values)[:: -(-values.size // _SAMPLED_FLOATS) or 1]
@@ -211,9 +209,9 @@ def check_division(config: Config, manifest: Manifest, about: dict[str, Any], nu
     )
 
 
-def _division(share: dict[str, Any]) -> str:
-    counts = share.get("counts", [])
-    if share.get("by") == "file":
+def _division(part: dict[str, Any]) -> str:
+    counts = part.get("counts", [])
+    if part.get("by") == "file":
         return f"by files among {len(counts)} workers ({', '.join(f'{count:,}' for count in counts)} examples)"
     return "by the rows of a batch"
 

@@ -15,7 +15,6 @@ from ....engine.trainer import Trainer
 from ....input import data_json
 from ....models.classification import Classifier
 from ....models.tabular import Tabular
-from ...command_line.config import Config
 from ...failures import UsageError
 
 _PADDED = {form.Padded: "padded", form.Ragged: "ragged", form.Unmeasured: "unmeasured"}  # their names in the file
@@ -52,22 +51,6 @@ def read(run_dir: str) -> ModelDescription:
         return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{NAMES.model} does not describe the model ({error}); train the run on") from None
-
-
-def read_if_trained(config: Config) -> ModelDescription | None:
-    """Reads the description of a run with checkpoints; returns None without one, or if training writes it again.
-
-    Raises:
-      UsageError: the mode reads the run, and its file can't be read.
-    """
-    if not config.has_checkpoint:
-        return None
-    try:
-        return read(config.files.path)
-    except UsageError:
-        if config.trains:
-            return None
-        raise
 
 
 def logits_kind(trainer: Trainer) -> str | None:

@@ -32,13 +32,13 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         return None
     best = run.checkpoints_for("best")
     checkpoints = best if os.path.dirname(manifest.path) == best.directory else run.checkpoints_for("latest")
+    # Restoring brings the learning rates back; one that `compile` has changed since then is set again afterwards.
     rates = {}
     if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
         for optimizer in Inventory(run.trainer).optimizers.values():
             if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
                 rates[optimizer] = rate
-    allow_changed = run.config.allow_changed_config
-    saving.restore(checkpoints, run.state, run.hooks, manifest, allow_changed, run.loop.meter)
+    saving.restore(checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config, run.loop.meter)
     for optimizer, rate in rates.items():
         optimizer.set_learning_rate(rate)
     return manifest
@@ -51,11 +51,22 @@ def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
 
 
 def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
-    """Returns the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
+    """Finds the checkpoint from which the run continues, if any. Raises `UsageError` if it can't."""
     checkpoints, best = run.checkpoints_for("latest"), run.checkpoints_for("best")
     checkpoints.clean()
     best.clean()
-    manifest, about = _newest_or_in_memory(run, checkpoints, best), checkpoints.about
+    manifest, about = newest(run, checkpoints), checkpoints.about
+    # The checkpoint of the best evaluation has all of the run, unless an evaluator, without the run's hooks, wrote it.
+    best_manifest = None if run.config.has_evaluator else newest(run, best)
+    if best_manifest and best_manifest.is_after(manifest):
+        manifest = best_manifest
+    # A newer snapshot that the attempt before has left in memory becomes a checkpoint first, if there is one.
+    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
+    if step is not None:
+        run.is_from_memory = True
+        saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
+        run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
+        manifest = newest(run, checkpoints)
     if manifest is None:
         if problem := checkpoints.problem():
             raise UsageError(
@@ -80,23 +91,6 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     return manifest
 
 
-def _newest_or_in_memory(run: BaseRun, checkpoints: Checkpoints, best_evaluation: Checkpoints) -> Manifest | None:
-    """Returns the newest checkpoint, which may be that of the best evaluation, as it has all of the run.
-
-    Writes one of a newer snapshot in memory first, if any.
-    """
-    manifest = newest(run, checkpoints)
-    best = None if run.config.has_evaluator else newest(run, best_evaluation)
-    manifest = best if best and best.is_after(manifest) else manifest
-    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
-    if step is None:
-        return manifest
-    run.is_from_memory = True
-    saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"
-    run.log(f"step {step:,} is taken from memory, where the attempt before left it: {saved}")
-    return newest(run, checkpoints)
-
-
 def _check_rules(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
     config, before, now = run.config, saving.saved_rules(manifest), run.state.rules
@@ -115,6 +109,7 @@ def _check_rules(run: BaseRun, manifest: Manifest) -> None:
 def newest(run: BaseRun, checkpoints: Checkpoints) -> Manifest | None:
     """Returns, on every worker, the newest whole checkpoint that the chief finds."""
     manifest = checkpoints.latest()
+    # On a network file system this worker may see another as the newest, so the chief's step counts.
     step = run.strategy.exchange(-1 if manifest is None else manifest.step)[0]
     if manifest is None or manifest.step != step:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == step)), None)
@@ -136,6 +131,7 @@ def find(run: BaseRun, checkpoints: Checkpoints, which: str | int) -> Manifest:
         manifest = newest(run, checkpoints)
     else:
         manifest = next(iter(checkpoints.all(lambda manifest: manifest.step == which)), None)
+    # All raise, or none: whoever raised alone would leave the others waiting.
     is_everywhere = all(run.strategy.exchange(manifest is not None))
     if manifest is None or not is_everywhere:
         raise missing(f"restore({which!r}): {run.config.configured_run_dir}", run.checkpoints_for("latest"), which)
@@ -159,19 +155,17 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     config = run.config
     which = config.eval_checkpoint
     checkpoints = run.checkpoints_for(which)
-    count = 0
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):
             if manifest := restore_unless_removed(run, checkpoints, newest_one):
-                count += 1
                 yield manifest
-                break
-    else:
-        for manifest in checkpoints.all(lambda manifest: which in ("all", str(manifest.step))):
-            if restore_unless_removed(run, checkpoints, manifest):
-                count += 1
-                yield manifest
-    if not count:
+                return
+    is_restored = False
+    for manifest in checkpoints.all(lambda manifest: which in ("all", str(manifest.step))):
+        if restore_unless_removed(run, checkpoints, manifest):
+            is_restored = True
+            yield manifest
+    if not is_restored:
         raise missing(f"run_dir={config.run_dir}", checkpoints, which)
 
 

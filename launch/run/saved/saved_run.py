@@ -107,7 +107,7 @@ class SavedRun:
     def _architecture(
         self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], path: str
     ) -> dict[str, Any] | None:
-        """Returns Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
+        """Finds Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
 
         Raises:
           UsageError: it takes the trainer's class to make it.
@@ -144,10 +144,16 @@ class SavedRun:
         """
         folder = RunDir(self.run_dir).folder(which)
         checkpoints = Checkpoints(folder, tf.train.Checkpoint(), keep=None, about={}, writes=False)
-        build_once = _Once(build)
+        built: tuple[Any, Trainer] | None = None
 
         def read(manifest: Manifest) -> list[Trainer]:
-            trainer = weights.load_for_prediction(build_once(manifest), manifest.prefix)
+            # Building takes longer than a live run may keep a checkpoint. So where one is gone by then, the next is
+            # read into the same trainer, if it is of the same configuration.
+            nonlocal built
+            key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
+            if built is None or built[0] != key:
+                built = key, build(manifest)
+            trainer = weights.load_for_prediction(built[1], manifest.prefix)
             path = manifest.path
             if changed := differences(saved_config.check(path, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))
@@ -156,20 +162,6 @@ class SavedRun:
         if trainers := checkpoints.read(read, lambda manifest: which in ("latest", "best", str(manifest.step))):
             return trainers[0]
         raise restoring.missing(self.run_dir, checkpoints, which)
-
-
-class _Once:
-    """Builds a trainer once per configuration: building takes longer than a run may keep a checkpoint."""
-
-    def __init__(self, build: Callable[[Manifest], Trainer]):
-        self._build = build
-        self._key: tuple | None = None
-
-    def __call__(self, manifest: Manifest) -> Trainer:
-        key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
-        if key != self._key:
-            self._trainer, self._key = self._build(manifest), key
-        return self._trainer
 
 
 class _ArchitectureTrainer(Trainer):
@@ -220,17 +212,13 @@ class ForwardModel(tf.keras.Model):
         return tf.nest.map_structure(keras.in_float32, self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
-        raise UsageError(f"fit: this model computes {self._owner}.forward; train it by crankshaft.run")
+        raise UsageError(f"fit: this model computes {type(self.trainer).__name__}.forward; train it by crankshaft.run")
 
     def save(self, *_, **__):
         raise UsageError(
-            f'save: a .keras file can\'t hold {self._owner}.forward; export a SavedModel by run(..., mode="export"), '
-            f'or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
+            f"save: a .keras file can't hold {type(self.trainer).__name__}.forward; export a SavedModel by "
+            f'run(..., mode="export"), or save the Keras model alone, load_model(..., name="{weights.MODEL}")'
         )
-
-    @property
-    def _owner(self) -> str:
-        return type(self.trainer).__name__
 
 
 def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, name: str | None = None) -> tf.keras.Model:
@@ -280,9 +268,8 @@ def _with_predict(
     def to_tensor(x: Any) -> Any:  # of text, which Keras takes in any form as a tensor
         return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x
 
-    @functools.cache
-    def predictor() -> predicting.ModelPredictor:
-        return predicting.ModelPredictor(model, checked)
+    # Made where a call first needs it: the `predict` of Keras does without.
+    predictor = functools.cache(functools.partial(predicting.model_predictor, model, checked))
 
     @explanations.explained
     def predict(x=None, batch_size=None, *arguments, split=None, columns=False, **keywords):

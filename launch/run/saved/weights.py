@@ -31,7 +31,7 @@ from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
 from ....input import data_json
 from ....models.tabular import Tabular
-from ...command_line.config import KERAS_FILES, Config
+from ...command_line.config import KERAS_FILES
 from ...failures import UsageError, nearest
 from ...host import isolation
 from ...host.text_files import write_run_file
@@ -57,7 +57,7 @@ def model_is_forward(trainer: Trainer) -> bool:
 
 
 def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
-    """Returns Keras's configuration of a model; None of a subclassed one that has none."""
+    """Describes a model by Keras's configuration; None of a subclassed one that has none."""
     try:
         architecture = json.loads(model.to_json())
     except (NotImplementedError, TypeError, ValueError):  # Keras's errors for subclassed models
@@ -102,6 +102,7 @@ def initial_loader(source: str | None) -> Callable[[str, Any], None]:
     """Returns the `load_initial` of a run with --init_from; what it can't load, `load_init_from` reports."""
 
     def load(path: str, model: tf.keras.layers.Layer) -> None:
+        # In a graph, that of a dry run, no variable has a value; shards are filled once they are there.
         if not source or not tf.executing_eagerly() or any(map(shards.variable_sharding, model.variables)):
             return
         with contextlib.suppress(CheckpointError, UsageError):
@@ -129,14 +130,6 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     return names, [average for average in inventory.averages if average not in loaded.values()]
 
 
-def _weights_by_path(trainer: Trainer) -> list[tuple[str, Any]]:
-    """Lists the layers' variables by path, and the tables by name; not those that are averages of others."""
-    inventory = Inventory(trainer)
-    layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
-    weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
-    return [*weights, *((table.name, table) for table in inventory.tables.values())]
-
-
 def check_capacity(trainer: Trainer, manifest: Manifest) -> None:
     """Raises `UsageError` if a checkpoint's rows would be those of other ids with this `table_capacity`."""
     capacity = manifest.about.get("deciding", {}).get("model_arg", {}).get("table_capacity")
@@ -162,15 +155,12 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         return
     whole = f"init_from={config.init_from}: this run's data"
     preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
-    if isinstance(run.trainer, Tabular) and not run.trainer.accepts_any_id:
-        _check_rows(config, run.trainer, before.data_info.vocabulary or {})
-
-
-def _check_rows(config: Config, trainer: Tabular, before: Mapping[str, int]) -> None:
-    """Raises `UsageError` if a feature has more ids than before and its rows are followed by another's."""
-    last = trainer.fields[-1].feature
-    for field in trainer.fields:
-        rows = before.get(field.feature, field.rows)
+    if not isinstance(run.trainer, Tabular) or run.trainer.accepts_any_id:
+        return
+    # Features have their rows in one table, one after the other, so the last alone may have more ids than before.
+    vocabulary, last = before.data_info.vocabulary or {}, run.trainer.fields[-1].feature
+    for field in run.trainer.fields:
+        rows = vocabulary.get(field.feature, field.rows)
         if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
             raise UsageError(
                 f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in init_from={config.init_from}: its "
@@ -204,11 +194,6 @@ def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
     return models[0]
 
 
-def evaluated_trainer(run: BaseRun) -> Trainer:
-    """Returns a run's trainer, or a copy on this process's device, with the weights that evaluations use."""
-    return run.trainer if has_whole_trainer(run) else TrainerCopy(run).trainer
-
-
 def has_whole_trainer(run: BaseRun) -> bool:
     """Returns whether a run's own models are whole, in this process, and those that evaluations use."""
     strategy = run.strategy
@@ -238,8 +223,7 @@ class TrainerCopy:
         """Gives the run the weights that were set in the copy, and as their averages."""
         changed = np.flatnonzero(hashes(self._variables).numpy() != self._hashes)
         if len(changed):
-            pairs = [(self._run_variables[index], self._variables[index].numpy()) for index in changed]
-            _assign(self._run, pairs)
+            _assign(self._run, [(self._run_variables[index], self._variables[index].numpy()) for index in changed])
 
     def _note_weights(self) -> None:
         hand_over_averages(self.trainer)
@@ -271,8 +255,12 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 
 
 def _find_weight(trainer: Trainer, name: str) -> Any:
-    """Returns the only weight or table of a name. Raises `UsageError`."""
-    weights = _weights_by_path(trainer)
+    """Finds the only weight or table of a name. Raises `UsageError`."""
+    inventory = Inventory(trainer)
+    # Not the layers that are averages of others.
+    layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
+    weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
+    weights += [(table.name, table) for table in inventory.tables.values()]
     chosen = [weight for path, weight in weights if path == name]
     if len(chosen) != 1:
         paths = [path for path, _ in weights]
@@ -282,7 +270,7 @@ def _find_weight(trainer: Trainer, name: str) -> Any:
 
 
 def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
-    """Returns (variable, its value) of a weight, or of each shard of a table. Raises `UsageError`."""
+    """Divides a weight's value into (variable, value) pairs: of a table, one for each shard. Raises `UsageError`."""
     is_table = isinstance(target, Embedding)
     sharding = None if is_table else shards.variable_sharding(target)
     shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
@@ -299,13 +287,11 @@ def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
 
 def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     """Assigns whole values to a run's variables, on all replicas, and to their averages."""
-    averages: list[Any] = [optimizer.weight_average for optimizer in Inventory(run.trainer).optimizers.values()]
-    averages = [average for average in averages if average is not None]
-    shadows = {
-        id(variable): [shadow]
-        for average in averages
-        for variable, shadow in zip(average.all_variables, average.shadows, strict=True)
-    }
+    shadows = dict[int, list[Any]]()
+    for optimizer in Inventory(run.trainer).optimizers.values():
+        if (average := optimizer.weight_average) is not None:
+            for variable, shadow in zip(average.all_variables, average.shadows, strict=True):
+                shadows[id(variable)] = [shadow]
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
             if shards.variable_sharding(target):
