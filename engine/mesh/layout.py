@@ -218,7 +218,7 @@ class Mesh:
         """Whether the model is sharded."""
         return self._model_size > 1
 
-    def batch_share(self, replica: int, replicas: int) -> tuple[int, int]:
+    def batch_shard(self, replica: int, replicas: int) -> tuple[int, int]:
         """Returns which shard of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 

@@ -262,7 +262,7 @@ class Strategy(Processes, abc.ABC):
 
     def combined(self, feeds: Mapping[str, Feed]) -> CombinedFeed:
         """Returns the feed of several inputs, by name, each with its own of this strategy."""
-        return CombinedFeed(feeds, self.mesh.batch_share(0, self.num_replicas)[1])
+        return CombinedFeed(feeds, self.mesh.batch_shard(0, self.num_replicas)[1])
 
     @property
     def in_step(self) -> bool:

@@ -270,7 +270,7 @@ class Replicated(Strategy):
     @property
     def _batch_shards(self) -> int:
         """The number of shards of a batch, each computed by one replica, or by several with shards of the model."""
-        return self.mesh.batch_share(0, self.num_replicas)[1]
+        return self.mesh.batch_shard(0, self.num_replicas)[1]
 
 
 def eval_batch_size(examples: int, limit: int, replicas: int) -> int:

@@ -77,7 +77,7 @@ def step_cost(strategy, state: TrainState, batch_size: int) -> Cost:
     if isinstance(strategy.training.feed, CombinedFeed):
         raise NotCountableError("a step takes a batch of each of several inputs")
     # Replicas along the mesh's model axis share examples.
-    local_batch = batch_size // strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    local_batch = batch_size // strategy.mesh.batch_shard(0, strategy.num_replicas)[1]
     specs = tf.nest.map_structure(
         lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), state.trainer.run_context.example
     )

@@ -178,7 +178,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     for name, (size, groups) in axes.items():
         setattr(mesh, name, _RehearsedAxis(name, size, groups, layout, gathers_small, record))
     strategy = _Replicas(layout, micro_batches, options, mesh)
-    batch_shards = strategy.mesh.batch_share(0, strategy.num_replicas)[1]
+    batch_shards = strategy.mesh.batch_shard(0, strategy.num_replicas)[1]
     checks.check_batch(config, batch_shards)
     inputs = run_inputs.build(config, data or loading.load(config), strategy)
     if unknown_dimensions(form.element_spec(inputs.example)):

@@ -149,7 +149,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         deterministic=not config.check_numerics
         and os.environ.get("TF_DETERMINISTIC_OPS", "").lower() not in ("0", "false"),
     )
-    checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
+    checks.check_batch(config, strategy.mesh.batch_shard(0, strategy.num_replicas)[1])
     tf.config.list_logical_devices()  # starts them, so that TensorFlow's messages about it come now
     return strategy
 

@@ -150,5 +150,5 @@ class Indices(Blocks):
         if replica is None:  # one program for all replicas, as on TPUs: their shards are of one size too
             size = mine.shape[0] // context.num_replicas_in_sync
             return tf.slice(mine, [context.replica_id_in_sync_group * size], [size])
-        shard = self._mesh.batch_share(int(replica), context.num_replicas_in_sync)
+        shard = self._mesh.batch_shard(int(replica), context.num_replicas_in_sync)
         return mine[slice(*replica_range(mine.shape[0], *shard))]

@@ -117,7 +117,7 @@ class ExternalFeed(Feed):
         return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
 
     def batch(self, batch):
-        shards = self._mesh.batch_share(0, self._num_replicas)[1]
+        shards = self._mesh.batch_shard(0, self._num_replicas)[1]
         if shards == 1:
             return batch
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples

@@ -125,7 +125,7 @@ class ReadFeed(Feed):
             # Of the last block, the steps past the run's end repeat its last one: nothing more is read for them.
             offsets = tf.range(tf.shape(indices, tf.int64)[0])
             indices = tf.gather(indices, tf.where(block == last_block, tf.minimum(offsets, last_offset), offsets))
-            shard, num_shards = self._mesh.batch_share(replica, n)
+            shard, num_shards = self._mesh.batch_shard(replica, n)
             start, stop = replica_range(tf.shape(indices, tf.int64)[1], shard, num_shards)
             pad = () if self._padding is None else (functools.partial(self._padding.pad, indices),)
             assert self._reader  # `call_input` has made it

@@ -85,7 +85,7 @@ class StreamedFeed(Feed):
         listed = [*sampled, *([] if self._has_seeds else [os.urandom(8).hex()])]
         self._sampled = _SEEDS + json.dumps(listed).encode() + b"\n" if listed else b""  # beside a state
         # How many replicas' shards this process's batches have, and the number of the first of them.
-        self._num_shards = self._mesh.batch_share(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
+        self._num_shards = self._mesh.batch_shard(0, self._strategy.num_replicas_in_sync)[1] // len(part.counts)
         self._first_shard = part.process * self._num_shards
 
     def stats(self) -> FeedStats:

@@ -81,7 +81,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     """
     if config.set_by_data:
         checks.apply_data_flags(config, data.flags)
-        checks.check_batch(config, strategy.mesh.batch_share(0, strategy.num_replicas)[1])
+        checks.check_batch(config, strategy.mesh.batch_shard(0, strategy.num_replicas)[1])
     data, lines = loading.enter(config, data)
     train, evaluation = data.train, data.evaluation
     # Predictions and evaluations are of one input: of several, that of the evaluation data, or the first.
