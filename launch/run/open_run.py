@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import os
 import signal
-import sys
-import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -369,8 +368,7 @@ class Run(BaseRun):
     def _end_dropped(self) -> None:
         # Python collects at any place. Within another run's call, or a function that TensorFlow traces, locks are held
         # and nothing can be computed: then it is done when the next run starts, or the program ends.
-        callers = traceback.walk_stack(sys._getframe(1))
-        if not any(explanations.is_internal(frame) for frame, _ in callers):
+        if not any(explanations.is_internal(caller.frame) for caller in inspect.stack(context=0)[1:]):
             self.end_left_open()
         elif self.is_open:
             exits.LEFT_OPEN[self.end_left_open] = exits.DROPPED
