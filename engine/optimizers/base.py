@@ -501,7 +501,12 @@ def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tenso
         # Counted only once all terms are there, so that nothing waits for another host between this and the update.
         with tf.control_dependencies([*here.values()]):
             now = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype)
-        tf.cond(tf.equal(now, before), lambda: update(**here), lambda: None)
+
+        # Adagrad's and Ftrl's updates return an operation, and the branches have to return alike.
+        def apply() -> None:
+            update(**here)
+
+        tf.cond(tf.equal(now, before), apply, lambda: None)
 
 
 def _decay_rows(target: _Target, factor: tf.Tensor, indices: tf.Tensor) -> None:

@@ -16,7 +16,6 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.models.logistic import Model
 from tests.engine.trainers import Columns
-from tests.launch.data import test_lengths as test_several_inputs
 
 POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
 HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
@@ -60,6 +59,9 @@ def look(strategy: str, run_dir: str) -> dict:
 
 
 def several(strategy: str, run_dir: str) -> dict:
+    # Not at the top: it makes devices, and this process has to join the other workers first.
+    from tests.launch.data import test_lengths as test_several_inputs
+
     data = test_several_inputs.arrays if strategy == "parameter_server" else test_several_inputs.streams
     asked = {**test_several_inputs.ASKED, "shuffle_buffer": 0, "run_dir": run_dir, "strategy": strategy}
     with crankshaft.open_run(test_several_inputs.Both, data=data, **asked) as run:
