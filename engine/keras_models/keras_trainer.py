@@ -604,7 +604,7 @@ class KerasTrainer(Trainer):
         Args:
           updates: the arguments of each; one number is a mean over the batch's examples.
           size: the examples of this replica.
-          fraction: of the global batch's examples those of this replica, if the arguments are of the global batch.
+          fraction: this replica's fraction of the global batch's examples, if the arguments are of the global batch.
         """
         if name in self._sums:
             with self._kept.made():

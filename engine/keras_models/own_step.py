@@ -60,7 +60,7 @@ class _Step:
 
     Attributes:
       examples: the examples of this replica's local batch, scalar float32.
-      fraction: of the global batch's examples those of this replica, scalar float32; None until a metric needs it.
+      fraction: this replica's fraction of the global batch's examples, scalar float32; None until a metric needs it.
       has_summed: whether replicas have met, with which moving statistics are averaged.
       ended: the metrics of each `Update.end`.
     """

@@ -70,7 +70,7 @@ class EventKey(NamedTuple):
     """The contents of a key of an event.
 
     Attributes:
-      fits: returns whether a value other than null matches.
+      fits: function that tells whether a value other than null matches.
       description: the description for docs/events.md.
     """
 

@@ -70,7 +70,7 @@ class History(Windowed):
     def begin(self, status: Status) -> None:
         if self._record is not None:
             self.rows[:] = self._record.past.rows
-        self.rewind(status)  # the rows after the checkpoint are of steps that are made again
+        self.rewind(status)  # steps after the checkpoint are repeated, and write their rows again
 
     def rewind(self, status: Status) -> None:
         self.rows[:] = [row for row in self.rows if row["step"] <= status.step]
