@@ -417,20 +417,24 @@ class Run(BaseRun):
                     if self._copy is not None:
                         self._copy.write_back()
                     if method != "close" and (ended_by := self._agree(call, split)):
-                        raise Interrupted(ended_by)
+                        raise self._ended(call, ended_by)  # all know it: the one with the signal is past this
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
                     with self._hand_over_after(), signals:
                         yield split
-            except Interrupted as request:  # in all processes
+            except Interrupted as request:  # in all processes, of which one alone may know the signal
                 ended_by = next(filter(None, self.strategy.exchange(request.args[0] or "")))
-                self._has_agreed_to_end = True
-                self._standby.note(ended_by)
-                raise UsageError(f"{call}: the run ends, since a process got {ended_by}") from None
+                raise self._ended(call, ended_by) from None
             except Exception as error:
                 # Its kinds, of data and files, may be one process's alone.
                 if self.is_open and not (self._is_alone or type(error) is UsageError):
                     self._release(error)
                 raise
+
+    def _ended(self, call: str, ended_by: str) -> UsageError:
+        """Notes the signal by which all processes have agreed to end, and makes the error of a call that it keeps."""
+        self._has_agreed_to_end = True
+        self._standby.note(ended_by)
+        return UsageError(f"{call}: the run ends, since a process got {ended_by}")
 
     @contextlib.contextmanager
     def _environment(self, uses_random: bool = True) -> Iterator[None]:

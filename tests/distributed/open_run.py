@@ -16,6 +16,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.models.logistic import Model
 from tests.engine.trainers import Columns
+from tests.launch import several_inputs
 
 POINTS = np.random.default_rng(0).normal(size=(300, 3)).astype("float32")
 HEIGHTS = POINTS @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
@@ -59,15 +60,12 @@ def look(strategy: str, run_dir: str) -> dict:
 
 
 def several(strategy: str, run_dir: str) -> dict:
-    # Not at the top: it makes devices, and this process has to join the other workers first.
-    from tests.launch.data import test_lengths as test_several_inputs
-
-    data = test_several_inputs.arrays if strategy == "parameter_server" else test_several_inputs.streams
-    asked = {**test_several_inputs.ASKED, "shuffle_buffer": 0, "run_dir": run_dir, "strategy": strategy}
-    with crankshaft.open_run(test_several_inputs.Both, data=data, **asked) as run:
+    data = several_inputs.arrays if strategy == "parameter_server" else several_inputs.streams
+    asked = {**several_inputs.ASKED, "shuffle_buffer": 0, "run_dir": run_dir, "strategy": strategy}
+    with crankshaft.open_run(several_inputs.Both, data=data, **asked) as run:
         run.train(steps=9)
         found = {"step": run.step, "weights": [weight.tolist() for weight in run.model.get_weights()]}
-        found["far"] = run.train(data={"near": data().evaluation, "far": (test_several_inputs.U,)}, steps=1)["far"]
+        found["far"] = run.train(data={"near": data().evaluation, "far": (several_inputs.U,)}, steps=1)["far"]
     return found
 
 

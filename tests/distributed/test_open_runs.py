@@ -11,12 +11,12 @@ import pytest
 
 import crankshaft
 from tests.distributed import open_run
-from tests.launch.data import test_lengths as test_several_inputs
+from tests.launch import several_inputs
 from tests.processes import Job
 
 
 def found(job: Job) -> list[dict]:
-    return [json.loads(line) for line in re.findall(r"found (.*)", job.output)]
+    return [json.loads(line) for line in re.findall(r"\] found (.*)", job.output)]
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_weights_that_are_set_otherwise_on_a_worker_are_named_in_the_next_call(e
     assert "train(steps=1)" not in output
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_workers_save_together_where_one_of_them_gets_sigterm_between_two_calls(ended):
     job = ended("term")
     assert "worker 0 was killed by SIGTERM" in job.output
@@ -91,7 +91,7 @@ def test_clusters_train_on_several_inputs_per_step(start):
     jobs = [start(f"several{n}", "--how=several", local=(f"--ps={n}",), script=open_run.__file__).ok() for n in (0, 1)]
     first, second, coordinator = [*found(jobs[0]), *found(jobs[1])]
     assert first == second
-    for mine, expected in zip(first["weights"], test_several_inputs.by_hand(9), strict=True):
+    for mine, expected in zip(first["weights"], several_inputs.by_hand(9), strict=True):
         np.testing.assert_allclose(mine, expected, rtol=0, atol=2e-6)
     assert coordinator["step"] == 9
     assert np.isfinite([first["far"], coordinator["far"]]).all()
