@@ -232,7 +232,9 @@ def _compare_all(arguments: argparse.Namespace, compare: Callable[[str, str], Se
         *predicted, measured = (each / scale for each in compare(workload, name))
         figures.append({"case": case, f"predicted_{unit}": predicted, f"measured_{unit}": measured})
         shown = map(number, (*predicted, measured))
-        rows.append([workload, name, *shown, *(f"{each / measured:.2f}" for each in predicted)])
+        # A small model may take no page more than one of a few bytes.
+        ratios = [f"{each / measured:.2f}" if measured > 0 else "–" for each in predicted]
+        rows.append([workload, name, *shown, *ratios])
         print(" ".join(rows[-1]), file=sys.stderr, flush=True)
     titles = [f"predicted {unit}", f"measured {unit}", "ratio"]
     if arguments.link:

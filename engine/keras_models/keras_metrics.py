@@ -16,6 +16,7 @@ from ..metrics.pairs import KerasSums
 from . import trials
 
 _LENGTHS = (3, 2)  # in a trial's batches, along axes that are padded
+_HINGES = (tf.keras.metrics.Hinge, tf.keras.metrics.SquaredHinge)
 _WITH_COLUMNS = "give it [batch, 1] rather than [batch], as most expect, by labels[:, None] and predictions[:, None]"
 
 
@@ -131,7 +132,10 @@ class KerasMetric:
                 self._metric.update_state(*_sample_batch(specs, 1, random))
             has_state = bool(self._metric.variables)
             sums = has_state and all(self._is_additive(specs, random) for _ in range(trials.TRIALS))
-            for missing in [*((0, value) for value in trials.MISSING), (len(specs) - 1, 0.0)]:
+            # Keras's hinges look whether a whole batch is of 0 and 1, and have no missing labels: among 0 and 1 they would
+            # change what the others mean.
+            labels = () if isinstance(self._metric, _HINGES) else trials.MISSING
+            for missing in [*((0, value) for value in labels), (len(specs) - 1, 0.0)]:
                 with contextlib.suppress(Exception):  # of any class: a metric need not take them
                     sums = sums and self._is_additive(specs, random, missing)
         except Exception as error:  # the metric's own code may raise anything

@@ -40,13 +40,14 @@ class Custom(tf.keras.metrics.Metric):
 
 
 def metrics_of_keras():
-    """{name: (a metric, whether it wants labels as "one_hot", "binary" or "classes", what is predicted)}"""
+    """{name: (a metric, whether it wants labels as "one_hot", "binary", "column" or "classes", what is predicted)}"""
     keras = tf.keras.metrics
     return {
         "f1_each": (keras.F1Score(average=None), "one_hot", "probabilities"),
         "auc": (keras.AUC(), "binary", "first"),
         "pr": (keras.AUC(curve="PR", multi_label=True), "one_hot", "probabilities"),
         "precision": (keras.Precision(), "binary", "first"),
+        "hinge": (keras.Hinge(), "column", "first_column"),
         "recall_at": (keras.RecallAtPrecision(0.3), "binary", "first"),
         "top2": (keras.SparseTopKCategoricalAccuracy(2), "classes", "probabilities"),
         "iou": (keras.MeanIoU(CLASSES), "classes", "class"),
@@ -61,11 +62,13 @@ def arguments(kind, predicted, outputs, labels):
     y_true = {
         "one_hot": tf.one_hot(labels, CLASSES),
         "binary": tf.cast(tf.equal(labels, 1), tf.float32),
+        "column": tf.cast(tf.equal(labels, 1), tf.float32)[:, tf.newaxis],
         "classes": labels,
     }[kind]
     y_pred = {
         "probabilities": probabilities,
         "first": probabilities[:, 1],
+        "first_column": probabilities[:, 1:2],
         "class": tf.argmax(probabilities, axis=1),
     }[predicted]
     return y_true, y_pred

@@ -326,7 +326,11 @@ def whole_tables(run_dir):
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("before", "after", "where"),
-    [(3, 1, ()), pytest.param(2, 3, ("--strategy=mirrored", "--num_virtual_devices=2"), marks=pytest.mark.slow)],
+    [
+        (3, 1, ()),
+        (3, 1, ("--strategy=mirrored", "--num_virtual_devices=2")),
+        pytest.param(2, 3, (), marks=pytest.mark.slow),
+    ],
 )
 def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before, after, where):
     first, whole = tmp_path / "first", tmp_path / "whole"
