@@ -132,8 +132,8 @@ class KerasMetric:
                 self._metric.update_state(*_sample_batch(specs, 1, random))
             has_state = bool(self._metric.variables)
             sums = has_state and all(self._is_additive(specs, random) for _ in range(trials.TRIALS))
-            # Keras's hinges look whether a whole batch is of 0 and 1, and have no missing labels: among 0 and 1 they would
-            # change what the others mean.
+            # Keras's hinges have no missing labels: they look whether all labels of a batch are 0 or 1, so that one
+            # that is not would change what the others mean.
             labels = () if isinstance(self._metric, _HINGES) else trials.MISSING
             for missing in [*((0, value) for value in labels), (len(specs) - 1, 0.0)]:
                 with contextlib.suppress(Exception):  # of any class: a metric need not take them
