@@ -11,7 +11,10 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 
+from crankshaft.engine.hooks import Hook
+from crankshaft.engine.loop import Loop
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
 from crankshaft.launch.command_line import checks, config, parsing
@@ -52,6 +55,14 @@ def rate(made: Run, steps: int, program: Program | None = None) -> float:
         result = made.strategy.run(program, end - program.step)
     result.sums.read()
     return steps / (time.perf_counter() - began)
+
+
+def train(made: Run, hooks: Sequence[Hook], steps: int) -> None:
+    """Trains so many more steps by the outer loop, with these hooks alone."""
+    loop = Loop(made.strategy, made.state, hooks, made.state.step + steps)
+    loop.begin()
+    loop.train_to(made.state.step + steps)
+    loop.end()
 
 
 def main() -> None:

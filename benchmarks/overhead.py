@@ -26,7 +26,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
-from crankshaft.engine import loop
 from crankshaft.engine.checkpoints.in_memory import Snapshots
 from crankshaft.engine.checkpoints.slots import Slots
 from crankshaft.engine.hooks import Hook, Periodic, Status, saving
@@ -150,7 +149,7 @@ def measure_hooks(made: BaseRun, steps: int, pieces: int, alone: bool) -> dict[s
             made.checkpoints.save(made.state.step, {}, wait=True)
         if short := -made.state.step % steps:
             bare.rate(made, short)
-        loop.train(made.strategy, made.state, [*used, watch], made.state.step + 2 * len(ways) * pieces * steps)
+        bare.train(made, [*used, watch], 2 * len(ways) * pieces * steps)
     return watch.rates
 
 
@@ -180,7 +179,7 @@ def print_snapshots(name: str, rounds: int, folder: str, more: Sequence[str]) ->
 
         watch = Pieces(made, steps, {"a snapshot": take}, wait)
         bare.rate(made, steps)
-        loop.train(made.strategy, made.state, [watch], made.state.step + 2 * (rounds * pieces + 1) * steps)
+        bare.train(made, [watch], 2 * (rounds * pieces + 1) * steps)
         # The first one compiles.
         pairs = [*zip(watch.rates["a snapshot"], watch.rates["alone"], strict=True)][1:]
         costs = [steps / with_it - steps / alone for with_it, alone in pairs]

@@ -226,17 +226,6 @@ class _TimeLeft:
         return left
 
 
-def train(
-    strategy: Strategy, state: TrainState, hooks: Sequence[Hook], until_step: int, clock=time.perf_counter
-) -> Status:
-    """Trains a run to its end, `until_step`, and returns the last status."""
-    loop = Loop(strategy, state, hooks, until_step, clock=clock)
-    loop.begin()
-    loop.train_to(until_step)
-    loop.end()
-    return loop.status
-
-
 def _agree_to_stop(status: Status, together: bool) -> None:
     """Makes all processes stop at the same step, for the reason of a hook in one of them.
 

@@ -33,7 +33,6 @@ _PIECE_BYTES = 1 << 20  # text that is tokenized at once
 _BATCH_BYTES = 4 << 20
 _CHECKSUM = np.dtype("<u4")
 _INTACT = 0x2144DF1C  # the CRC-32 of any bytes with their own CRC-32 after them
-_GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _REMOTE_CHUNK = 1024  # windows to read at once where single reads are slow
 
@@ -149,7 +148,7 @@ class Windows(Source):
 def _files(data_dir: str | None, flag: str) -> Files:
     files = listing.find(data_dir, _KIND, flag)
     for number, path in enumerate(files.paths):
-        if files.pread(number, 0, min(len(_GZIP), files.sizes[number])) == _GZIP:
+        if files.is_gzip(number):
             raise InputError(f"{path} is gzip: expected plain text; unpack it")
     return files
 

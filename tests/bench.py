@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import StepOptions, Trainer
-from crankshaft.engine import loop
 from crankshaft.engine.build import prepare
 from crankshaft.engine.checkpoints import Checkpoints
 from crankshaft.engine.data import form
@@ -20,6 +19,7 @@ from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.eviction import make_eviction
+from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import shards
 from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.metrics.sums import Sums
@@ -97,7 +97,7 @@ class Bench:
 
     def loop(self, hooks, until: int, **how):
         """Trains by the outer loop with hooks; returns its last status."""
-        return loop.train(self.strategy, self.state, [*make_eviction(self.trainer.inventory), *hooks], until, **how)
+        return train(self.strategy, self.state, [*make_eviction(self.trainer.inventory), *hooks], until, **how)
 
     def checkpoints(self, folder, keep: int | None = None, about: dict | None = None) -> Checkpoints:
         return Checkpoints(folder, self.state.checkpoint, keep=keep, about=about or {})
@@ -153,6 +153,15 @@ def assert_same_bits(made: Bench, folder, at: int, until: int, calls: tuple[int,
 
 
 @functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process
+def train(strategy, state, hooks, until: int, **how):
+    """Trains by the outer loop, from its beginning to its end; returns its last status."""
+    loop = Loop(strategy, state, hooks, until, **how)
+    loop.begin()
+    loop.train_to(until)
+    loop.end()
+    return loop.status
+
+
 def _distribution(replicas: int) -> tf.distribute.Strategy:
     if replicas == 1:
         return tf.distribute.OneDeviceStrategy("CPU:0")

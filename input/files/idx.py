@@ -4,20 +4,17 @@ The format is described at the end of http://yann.lecun.com/exdb/mnist/: two zer
 code, the number of axes, each axis's length as a big-endian uint32, then the values in C order.
 """
 
-import gzip
 import math
 import os
 import struct
-import zlib
 
 import numpy as np
 
 from ..checks import InputError
 from . import listing
-from .storage import retried
+from .storage import Files, unpacked
 
 _UINT8 = 0x0800  # type code, to which the number of axes is added
-_GZIP_MAGIC = b"\x1f\x8b"
 _PIECE_BYTES = 1 << 24
 
 
@@ -38,28 +35,17 @@ def find_idx(data_dir: str, names: tuple[str, ...]) -> list[str]:
 
 
 def read_idx(path: str, shape: tuple[int | None, ...]) -> np.ndarray:
-    """Reads a whole IDX file of unsigned bytes. Raises `InputError` for any other.
+    """Reads a whole IDX file of unsigned bytes, plain or gzip. Raises `InputError` for any other.
 
     Args:
-      path: the file. Its first bytes, not its name, say whether it is gzip: browsers and copying tools unpack
-        `.gz` files without renaming them.
+      path: the file.
       shape: the lengths that the axes must have; None stands for any length but zero.
 
     Returns:
       A read-only uint8 array.
     """
-    try:
-        return retried(path, lambda: _read(path, (_UINT8 + len(shape), *shape)))
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from error
-
-
-def _read(path: str, expected: tuple[int | None, ...]) -> np.ndarray:
-    """Reads a file whose header consists of the `expected` numbers; None stands for any but zero."""
-    with open(path, "rb") as raw:
-        file = gzip.GzipFile(fileobj=raw) if raw.peek(2).startswith(_GZIP_MAGIC) else raw
+    expected = (_UINT8 + len(shape), *shape)
+    with Files([path]).stream(0) as stream, unpacked(stream, path) as file:
         header = file.read(4 * len(expected))
         found = struct.unpack(f">{len(header) // 4}I", header[: len(header) // 4 * 4])
         if len(found) < len(expected) or not all(n and m in (None, n) for n, m in zip(found, expected, strict=True)):

@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import errno
 import functools
+import gzip
 import io
 import itertools
 import os
@@ -29,6 +30,7 @@ from ...engine.errors import CrankshaftError, SourceError, UnavailableError, rea
 from ...engine.machine import files
 from ..checks import InputError
 
+GZIP_MAGIC = b"\x1f\x8b"  # a file's first bytes, which say what its name may not
 _TRY_AGAIN_SECONDS = (0.1, 1.0, 5.0)  # waits after failed reads; networks recover within seconds
 _OPEN_FILES = 256  # at once
 _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
@@ -176,6 +178,10 @@ class Files:
         """Opens a file to be read from its beginning to its end, or anywhere; errors are those of `pread`."""
         return io.BufferedReader(_Stream(self, number), _STREAM_BYTES)
 
+    def is_gzip(self, number: int) -> bool:
+        """Returns whether a file is gzip, by its first bytes; raises as `pread` does."""
+        return self.pread(number, 0, min(self.sizes[number], len(GZIP_MAGIC))) == GZIP_MAGIC
+
     def read(self, number: int) -> bytes:
         """Returns a whole file, opening and closing it, for files that are read rarely; raises as `pread` does."""
         path, nbytes = self.paths[number], self.sizes[number]
@@ -224,6 +230,21 @@ class Files:
 
     def _unreadable(self, number: int, error: OSError) -> SourceError:
         return SourceError(f"{self.paths[number]} can't be read ({error.strerror or error}); see that it is there")
+
+
+@contextlib.contextmanager
+def unpacked(stream: io.BufferedReader, path: str) -> Iterator[Any]:
+    """Yields a stream of a file's contents, unpacked if its first bytes say gzip: browsers unpack and keep the name.
+
+    Raises:
+      InputError: what is read in this context is not a whole gzip file.
+    """
+    try:
+        yield gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == GZIP_MAGIC else stream
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path} is not a whole gzip file: expected one that unpacks, found: {error}; restore it"
+        ) from error
 
 
 def open_files(most: int) -> int:

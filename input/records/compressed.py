@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import zlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -22,15 +19,13 @@ from .examples import SAMPLES, in_graph
 from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shard_files import check_same_features, data_from_splits
 
-_MAGIC = b"\x1f\x8b"  # of gzip
 _SAMPLED_FILES = 8
 
 
 def are_gzip(paths: list[str]) -> bool:
     """Returns whether shards are gzip, by their first bytes. Raises `InputError` if only some are."""
     files = storage.Files(paths)  # refuses anything but regular files: a FIFO would block
-    sizes = enumerate(files.sizes)
-    packed = [paths[number] for number, size in sizes if files.pread(number, 0, min(size, len(_MAGIC))) == _MAGIC]
+    packed = [path for number, path in enumerate(paths) if files.is_gzip(number)]
     if packed and len(packed) < len(paths):
         plain = next(path for path in paths if path not in packed)
         raise InputError(f"{packed[0]} is gzip, and {plain} is not; pack all shards or none")
@@ -68,29 +63,20 @@ def open_splits(
 
 def _with_records(paths: list[str]) -> list[str]:
     """Returns the paths of the shards that have records; logs the others."""
-    empty = [not _read_unpacked(path, lambda file: file.read(1)) for path in paths]
+    files, empty = storage.Files(paths), []
+    for number, path in enumerate(paths):
+        with files.stream(number) as stream, storage.unpacked(stream, path) as file:
+            empty.append(not file.read(1))
     return [paths[number] for number in listing.not_empty(paths, empty, "it has no record; give shards that have some")]
 
 
 def _first_records(path: str, count: int) -> list[bytes]:
     """Reads without TensorFlow, which must not start while data is loaded: devices and workers are not set up yet."""
-
-    def read(file: gzip.GzipFile) -> list[bytes]:
-        records: list[bytes] = []
+    records: list[bytes] = []
+    with storage.Files([path]).stream(0) as stream, storage.unpacked(stream, path) as file:
         while len(records) < count and (head := file.read(HEADER_BYTES)):
             records.append(_record(file, head))
-        return records
-
-    return _read_unpacked(path, read)
-
-
-def _read_unpacked(path: str, read: Callable[[gzip.GzipFile], Any]) -> Any:
-    """Calls `read` on a file's unpacked bytes. Raises `InputError` if they are truncated."""
-    try:
-        with gzip.open(storage.Files([path]).stream(0)) as file:
-            return read(file)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is not a whole gzip file of TFRecords ({error}); restore it") from error
+    return records
 
 
 def _record(file: gzip.GzipFile, head: bytes) -> bytes:

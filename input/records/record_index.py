@@ -17,7 +17,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import Files, file_state, new_file
+from ..files.storage import GZIP_MAGIC, Files, file_state, new_file
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -32,7 +32,6 @@ _END_BYTES = 4096  # bytes at each end of a shard, whose checksum identifies it
 _SCAN_BYTES = 1 << 20
 _IN_MEMORY_BYTES = 32 << 20  # for all shards' offsets
 _QUIET_SECONDS = 5.0
-_GZIP_MAGIC = b"\x1f\x8b"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _scan(files: Files, number: int) -> np.ndarray:
     unpack = struct.Struct("<QI").unpack_from
     while position < size:
         block = files.pread(number, position, min(_SCAN_BYTES, size - position))
-        if position == 0 and block.startswith(_GZIP_MAGIC):
+        if position == 0 and block.startswith(GZIP_MAGIC):
             raise InputError(
                 f"{path} is gzip, in which no record can be found without unpacking those before it; unpack it "
                 "(gunzip), or write shards that can by crankshaft prepare"

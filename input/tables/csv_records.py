@@ -7,9 +7,7 @@ line.
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import gzip
 import io
 import itertools
 import zlib
@@ -21,7 +19,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.prepared import progress
-from ..files.storage import Files
+from ..files.storage import Files, unpacked
 from .csv_types import Converter, Unfit
 from .folders import TableFiles
 
@@ -29,7 +27,6 @@ _BLOCK_BYTES = 4 << 20  # parsed at once
 _BLOCK_BYTES_A_COLUMN = 1 << 10  # or more, so that a call per column is worth it
 _MOST_RECORD_BYTES = 256 << 20
 _ROWS = 10_000  # that Python's csv parses at once
-_GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
 _SHOWN = 60  # characters of a field or record in a message
 
@@ -125,9 +122,9 @@ class Records:
         self.digest, yielded, bad = 0, 0, BadRecords(self._allowed)
         for number, path in enumerate(self._files.paths):
             layout, records, digest = self._layouts[number], 0, 0
-            with self._files.stream(number) as stream:
+            with self._files.stream(number) as stream, unpacked(stream, path) as file:
                 nbytes = max(_BLOCK_BYTES, _BLOCK_BYTES_A_COLUMN * len(self.names))
-                for line, block in _blocks(path, _unpack(stream), layout, nbytes):
+                for line, block in _blocks(file, layout, nbytes):
                     digest = zlib.crc32(block, digest)
                     table = self._parse(path, layout, line, block.removeprefix(_BOM) if line == 0 else block, bad)
                     self._refuse_header(layout, path, table, records)
@@ -255,41 +252,26 @@ class _MalformedError(ValueError):
 def first_record(files: Files, number: int, layout: CsvLayout) -> list[str]:
     """Returns the fields of a file's first record. Raises `InputError` if it is malformed."""
     path = files.paths[number]
-    with files.stream(number) as stream, _whole_gzip(path):
-        line, fields = next(_split_records(path, _unpack(stream), layout), (1, []))
+    with files.stream(number) as stream, unpacked(stream, path) as file:
+        line, fields = next(_split_records(path, file, layout), (1, []))
     if isinstance(fields, str):
         raise InputError(f"{path}:{line}: {fields}; mend the line")
     return fields
 
 
-def _unpack(stream: io.BufferedReader) -> Any:
-    """Returns a stream of a file's contents, unpacked if its first bytes (not its name) say gzip."""
-    return gzip.GzipFile(fileobj=stream) if stream.peek(2)[:2] == _GZIP else stream
-
-
-@contextlib.contextmanager
-def _whole_gzip(path: str) -> Iterator[None]:
-    """Converts the errors of reading a truncated gzip file to `InputError`."""
-    try:
-        yield
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is not a whole gzip file: expected one that unpacks, found: {error}") from error
-
-
-def _blocks(path: str, stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields (lines before, bytes) of whole records. Raises `InputError` if a gzip file is truncated."""
+def _blocks(stream: Any, layout: CsvLayout, nbytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields (lines before, bytes) of whole records."""
     line = 0
-    with _whole_gzip(path):
-        while layout.names and (block := stream.read(nbytes)):
-            parts = [block, stream.readline()]
-            quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes else 0
-            size = len(block)
-            # With an odd number a quoted field, which may have line breaks, is still open.
-            while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
-                parts.append(part)
-                quotes, size = quotes + part.count(b'"'), size + len(part)
-            yield line, (block := b"".join(parts))
-            line += block.count(b"\n")
+    while layout.names and (block := stream.read(nbytes)):
+        parts = [block, stream.readline()]
+        quotes = sum(part.count(b'"') for part in parts) if layout.has_quotes else 0
+        size = len(block)
+        # With an odd number a quoted field, which may have line breaks, is still open.
+        while quotes % 2 and size < _MOST_RECORD_BYTES and (part := stream.readline()):
+            parts.append(part)
+            quotes, size = quotes + part.count(b'"'), size + len(part)
+        yield line, (block := b"".join(parts))
+        line += block.count(b"\n")
 
 
 def _is_regular(block: bytes, delimiter: str) -> bool:

@@ -79,10 +79,7 @@ class Flags:
         of_call=True,
     )
     seed: int = _run_flag(
-        Integer(0, 2**31 - 1),
-        0,
-        "Seed of the run's random numbers; a data function seeds its own.",
-        decides=True,
+        Integer(0, 2**31 - 1), 0, "Seed of the run's random numbers; a data function seeds its own.", decides=True
     )
     train_steps: int | None = _run_flag(
         Integer(1), None, "Training steps (updates). Give one of --train_steps and --train_epochs."
@@ -149,10 +146,7 @@ class Flags:
         Integer(1), 64, "Global batch size: examples per update, across all replicas.", decides=True
     )
     validation_split: float = _input_flag(
-        Number(lower=0, upper=1),
-        0.0,
-        "Fraction of the training data, from its end, to evaluate on.",
-        decides=True,
+        Number(lower=0, upper=1), 0.0, "Fraction of the training data, from its end, to evaluate on.", decides=True
     )
     eval_batch_size: int = _input_flag(Integer(1), 512, "Examples per evaluation step, across all replicas.")
     resident_data_mb: int = _input_flag(Integer(0), 1024, "Cache arrays of up to this many MiB on each device.")
@@ -199,15 +193,10 @@ class Flags:
         use=_MESHES,
     )
     shard_optimizer: bool = _placement_flag(
-        Boolean(),
-        False,
-        "Shard optimizer state (slots) across replicas (ZeRO, stage 1).",
-        use=_MESHES,
+        Boolean(), False, "Shard optimizer state (slots) across replicas (ZeRO, stage 1).", use=_MESHES
     )
     recompute: bool = _placement_flag(
-        Boolean(),
-        False,
-        "Activation checkpointing: recompute the model's blocks in the backward pass.",
+        Boolean(), False, "Activation checkpointing: recompute the model's blocks in the backward pass."
     )
     gpus: str | None = _placement_flag(
         Text(
@@ -223,9 +212,7 @@ class Flags:
         Integer(0), 0, "Steps per compiled call; 0 chooses about a quarter of a second of them."
     )
     jit: str = _placement_flag(
-        OneOf(("auto", "on", "off")),
-        "auto",
-        "Compile the training loop with XLA; auto measures both.",
+        OneOf(("auto", "on", "off")), "auto", "Compile the training loop with XLA; auto measures both."
     )
     communication: str = _placement_flag(
         OneOf(("auto", "ring", "nccl")),
@@ -253,10 +240,7 @@ class Flags:
         may_differ=True,
     )
     num_ps: int = _placement_flag(
-        Integer(0),
-        0,
-        "Parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.",
-        of_call=True,
+        Integer(0), 0, "Parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.", of_call=True
     )
     evaluator: bool = _placement_flag(
         Boolean(), False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True
@@ -284,10 +268,7 @@ class Flags:
         decides=True,
     )
     sync_every_steps: int = _between_flag(
-        Integer(1),
-        1,
-        "Synchronize replicas every this many steps (local SGD, DiLoCo).",
-        decides=True,
+        Integer(1), 1, "Synchronize replicas every this many steps (local SGD, DiLoCo).", decides=True
     )
     outer_arg: Mapping[str, Any] = _between_flag(
         ARGUMENT,
@@ -299,9 +280,7 @@ class Flags:
 
     # Parameter servers
     max_staleness_steps: int | None = _servers_flag(
-        Integer(0),
-        None,
-        "Bound on staleness: workers run in rounds of at most this plus one steps.",
+        Integer(0), None, "Bound on staleness: workers run in rounds of at most this plus one steps."
     )
     variable_placement: Sequence[str] = _servers_flag(
         Text("REGEX=ps:N", rules.matching(".+=ps:\\d+", "it is not of the form REGEX=ps:N; use e.g. table=ps:0")),
@@ -346,10 +325,7 @@ class Flags:
         decides=True,
     )
     clip_norm: float = _update_flag(
-        Number(lower=0, upper=HUGE),
-        0.0,
-        "Clip gradients to this global norm; 0: off.",
-        decides=True,
+        Number(lower=0, upper=HUGE), 0.0, "Clip gradients to this global norm; 0: off.", decides=True
     )
     ema_decay: float = _update_flag(
         Number(lower=0, below=1),
@@ -368,10 +344,7 @@ class Flags:
         decides=True,
     )
     on_nonfinite: str = _update_flag(
-        OneOf(ON_NONFINITE),
-        "raise",
-        "If a step is not finite: stop the run; or skip its update.",
-        decides=True,
+        OneOf(ON_NONFINITE), "raise", "If a step is not finite: stop the run; or skip its update.", decides=True
     )
 
     # When (in steps; 0 is never)
@@ -393,12 +366,7 @@ class Flags:
     checkpoint_every_steps: int | None = _when_flag(
         Integer(0), None, "Checkpoint; with an evaluator, or if workers may join, by this alone: 1000.", **_WRITES
     )
-    summary_every_steps: int = _when_flag(
-        Integer(0),
-        500,
-        "Scalars in TensorBoard, also after each epoch.",
-        **_WRITES,
-    )
+    summary_every_steps: int = _when_flag(Integer(0), 500, "Scalars in TensorBoard, also after each epoch.", **_WRITES)
     histogram_every_steps: int = _when_flag(
         Integer(0), 0, "Histograms of weights and, without parameter servers, gradients.", **_WRITES
     )

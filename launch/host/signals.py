@@ -182,14 +182,23 @@ class Signals:
         self._ends_process = ends_process
         self._is_reused = is_reused
         self._requested = False
-        self._answers: _Answers | None = None
+        self._answering: threading.Thread | None = None
+        # Writing end of the pipe that Python writes signals' numbers to. A forked child has it too, but gets its
+        # signals once `Handlers` has restored its own.
+        self._wakeup, self._process = -1, -1
         self._handlers = Handlers(_EXIT_CODES, self._handle)
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             with contextlib.suppress(RuntimeError):  # no thread begins while the interpreter ends
-                self._answers = self._answers or _Answers(self._ends_process, self._meanwhile, self._saves)
-            self._handlers.install(self._answers.wakeup if self._answers else -1)
+                if self._answering is None:
+                    reading, self._wakeup = os.pipe()
+                    os.set_blocking(self._wakeup, False)
+                    arguments = reading, self._ends_process, self._meanwhile, self._saves
+                    answering = threading.Thread(target=_answer, args=arguments, name="signals", daemon=True)
+                    answering.start()
+                    self._answering, self._process = answering, os.getpid()
+            self._handlers.install(self._wakeup if self._answering else -1)
         return self
 
     def __exit__(self, *_) -> None:
@@ -200,9 +209,13 @@ class Signals:
 
     def close(self) -> None:
         """Ends the thread that answers signals; entering the context again starts another."""
-        if self._answers is not None:
-            self._answers.close()
-            self._answers = None
+        if self._answering is None:
+            return
+        if self._process == os.getpid():  # a forked child has no such thread, and would end its parent's
+            os.write(self._wakeup, b"\0")
+            self._answering.join()
+        os.close(self._wakeup)
+        self._answering, self._wakeup = None, -1
 
     def _handle(self, number: int, frame: Any) -> None:
         if not self._requested:
@@ -268,30 +281,6 @@ class Standby:
             else:
                 self._handlers.remove()
                 signal.raise_signal(signal.Signals[name])
-
-
-class _Answers:
-    """A thread that answers signals: see `_answer`.
-
-    Attributes:
-      wakeup: writing end of the pipe that Python writes signals' numbers to. A forked child has it too, but gets its
-        signals once `Handlers` has restored its own.
-    """
-
-    def __init__(self, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool):
-        self._process = os.getpid()
-        reading, self.wakeup = os.pipe()
-        os.set_blocking(self.wakeup, False)
-        self._thread = threading.Thread(
-            target=_answer, args=(reading, ends_process, meanwhile, saves), name="signals", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        if self._process == os.getpid():  # a forked child has no such thread, and would end its parent's
-            os.write(self.wakeup, b"\0")
-            self._thread.join()
-        os.close(self.wakeup)
 
 
 def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool) -> None:

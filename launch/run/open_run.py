@@ -223,7 +223,7 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        return saved_run.model_of_run(self, self._isolation, self._evaluated_trainer())
+        return saved_run.model_of_trainer(self._evaluated_trainer(), predicting.view_run(self), self._isolation)
 
     @explanations.explained
     def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
@@ -255,7 +255,7 @@ class Run(BaseRun):
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
         trainer = saved_run.SavedRun(self.config.files.path).trainer("best", lambda _: weights.fresh_trainer(self))
-        return saved_run.model_of_run(self, self._isolation, trainer)
+        return saved_run.model_of_trainer(trainer, predicting.view_run(self), self._isolation)
 
     @explanations.explained
     def predict(

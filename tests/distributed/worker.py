@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft import Trainer, auc, mean
-from crankshaft.engine import hooks, logging, loop
+from crankshaft.engine import hooks, logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
@@ -26,6 +26,7 @@ from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.hooks.tensorboard import TensorBoard
+from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext, StepOptions
@@ -34,6 +35,7 @@ from crankshaft.engine.strategies.multi_worker import MultiWorker
 from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from tests.bench import train
 from tests.engine.trainers import stripes
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2
@@ -248,14 +250,14 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     warnings = []
     logging.logger.addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
-    loop.train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 40)
+    train(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 40)
     return {"figures": window.window.totals.workers(), "warnings": [line for line in warnings if "is slow" in line]}
 
 
 def out_of_step(strategy: MultiWorker) -> str:
     """A value of one worker's copy is changed by one bit: what comparing says before and after."""
     state = bound(strategy, Mlp((32,)))
-    status = loop.Loop(strategy, state, [], 1000).status
+    status = Loop(strategy, state, [], 1000).status
     check = SyncCheck(1, strategy.replica_names)
     check.begin(status)
     check.act(status)

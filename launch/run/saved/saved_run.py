@@ -30,7 +30,6 @@ from ...command_line.config import Config
 from ...command_line.values import differences, plain
 from ...failures import UsageError
 from ...host.isolation import Isolation
-from ..base import BaseRun
 from ..modes import predicting, prediction_files
 from ..modes.predicting import RunView
 from . import model_file, restoring, weights
@@ -237,11 +236,6 @@ def model_of_trainer(trainer: Trainer, run: RunView, environment: Isolation, nam
         model = weights.keras_model(trainer, name or weights.MODEL)
     features = predicting.forward_and_features(trainer, trainer.run_context.example, name)[1]
     return _with_predict(model, run, environment, features, name)
-
-
-def model_of_run(run: BaseRun, environment: Isolation, trainer: Trainer) -> tf.keras.Model:
-    """Returns a Keras model that predicts as a run's trainer, or a copy of it, does; see `model_of_trainer`."""
-    return model_of_trainer(trainer, predicting.view_run(run), environment)
 
 
 def _with_predict(

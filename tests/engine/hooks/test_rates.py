@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import loop
 from crankshaft.engine.data.source import Source, Spec
 from crankshaft.engine.hooks import Hook, every_steps
 from crankshaft.engine.hooks.bottlenecks import InputBound
@@ -65,7 +64,7 @@ def watched(bench):
         feed = FeedOptions(resident_bytes=0)
         made = bench(Squares(), data, BATCH, replicas, feed=feed, block_steps=1)
         kept = Kept()
-        loop.train(made.strategy, made.state, [every_steps(2, lambda *_: None), kept, *hooks], steps)
+        made.loop([every_steps(2, lambda *_: None), kept, *hooks], steps)
         return kept
 
     return run

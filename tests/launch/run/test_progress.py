@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from absl.logging import use_absl_handler
 
-from crankshaft.engine import logging, loop
+from crankshaft.engine import logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import rounded
@@ -31,6 +31,7 @@ from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.launch.terminal import fit_log
 from crankshaft.models.mlp import Model
+from tests.bench import train
 
 pytestmark = pytest.mark.thorough
 
@@ -86,7 +87,7 @@ class Then(Hook):
 
 def run(bound, hooks, until, **clock):
     strategy, state = bound
-    return loop.train(strategy, state, hooks, until, **clock)
+    return train(strategy, state, hooks, until, **clock)
 
 
 def without_commands(text: str) -> list[str]:

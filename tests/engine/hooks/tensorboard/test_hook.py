@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import plugin_data_pb2
 
-from crankshaft.engine import loop
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.tensorboard import TensorBoard
@@ -48,7 +47,7 @@ def test_rates_are_those_of_the_steps(tmp_path, made, monkeypatch):
     bench, now = made(), 0.0
     run_steps = bench.strategy.run
     monkeypatch.setattr(bench.strategy, "run", run_slowly)
-    loop.train(bench.strategy, bench.state, [Every(2), TensorBoard(tmp_path, 4)], 4, clock=lambda: now)
+    bench.loop([Every(2), TensorBoard(tmp_path, 4)], 4, clock=lambda: now)
     train = scalars(tmp_path / "train")
     assert train["steps_per_sec"] == {4: 0.5}
     assert train["examples_per_sec"] == {4: 0.5 * BATCH}
