@@ -48,7 +48,7 @@ class TrainState:
     Attributes:
       trainer: the `Trainer`: models, optimizers with their slots, loss scale, averages.
       input: the position in streamed training data.
-      of_hooks: hooks' state that is not plain JSON.
+      hook_state: hooks' state that is not plain JSON.
       step: number of steps that the host has asked for; a checkpoint keeps `step_variable`, scalar int64.
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds differently from
         TensorFlow's executor, so a resumed run keeps the choice; a process that can't follow it leaves it unchanged
@@ -81,8 +81,8 @@ class TrainState:
         state = weakref.proxy(self)  # the trainer may outlive the state and its data
         self.freezing.step = lambda: state.step
         self.input = Position()
-        self.of_hooks = HookState()
-        others = {"step": self.step_variable, "input": self.input, "of_hooks": self.of_hooks}
+        self.hook_state = HookState()
+        others = {"step": self.step_variable, "input": self.input, "hook_state": self.hook_state}
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **others)
 
     def advance(self, steps: int) -> None:

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import SaveError, reason
-from ..internals.variables import CompiledOf
+from ..internals.variables import CompiledReader
 from ..machine import memory, threads
 from . import manifest as manifests
 from . import slices, snapshot
@@ -45,7 +45,7 @@ class Snapshots:
         self._may_save = may_save
         self._copying: Future | None = None
         self._using = threading.Lock()  # the slots: none is written while one is read
-        self._read_here = CompiledOf(slices.read_on_host)
+        self._read_here = CompiledReader(slices.read_on_host)
         self.copy_seconds = 0.0
         self.is_off = False
 

@@ -169,7 +169,7 @@ class Hook:
     needs_epochs = False
 
     def attach(self, state: TrainState, meter: Meter) -> None:
-        """Adds to the state (`TrainState.of_hooks`), and creates windows. Called once, before a restore."""
+        """Adds to the state (`TrainState.hook_state`), and creates windows. Called once, before a restore."""
 
     def begin(self, status: Status) -> None:
         """Prepares the hook; called before the first step of this process."""

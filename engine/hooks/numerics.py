@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import LabelError, NonfiniteError
-from ..internals.variables import CompiledOf, own_copy, tf_variable, variable_path
+from ..internals.variables import CompiledReader, own_copy, tf_variable, variable_path
 from ..inventory import Inventory
 from ..mesh.shards import variable_sharding
 from ..metrics.means import is_loss
@@ -161,7 +161,7 @@ class NanGuard(Hook):
         self._clock = clock
         self._warned_at = -math.inf
         self._unchecked: tuple[int, int, LoopSums] | None = None  # first step, last step, their sums
-        self._are_finite = CompiledOf(_are_finite, at_second_call=True)
+        self._are_finite = CompiledReader(_are_finite, at_second_call=True)
 
     def __call__(self, status: Status) -> None:
         before = self._unchecked

@@ -58,8 +58,8 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
     # Before the position is stored, for which processes exchange theirs: a hook that finds the state bad raises here.
     prepared = {name: value for name, hook in named.items() if (value := hook.before_save(status)) is not None}
     state.input.capture(status.step)
-    of_hooks = {name: values for name, hook in named.items() if (values := hook.host_state())}
-    host_state = {"state": state.host_state(), "hooks": of_hooks, "meter": status.meter.host_state()}
+    hook_states = {name: values for name, hook in named.items() if (values := hook.host_state())}
+    host_state = {"state": state.host_state(), "hooks": hook_states, "meter": status.meter.host_state()}
     sends = status.in_memory and status.strategy.is_chief
     rows = status.strategy.exchange([prepared, host_state if sends else None])  # both in one round
     for name in prepared:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import OutOfSyncError
-from ..internals.variables import CompiledOf, variable_path
+from ..internals.variables import CompiledReader, variable_path
 from ..mesh.shards import variable_sharding
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
@@ -45,7 +45,7 @@ class SyncCheck(Periodic):
         self._user_periods, self._runs_users = user_periods, runs_users
         self._is_first = True
         self._variables: list[tf.Variable] = []
-        self._hashes: CompiledOf
+        self._hashes: CompiledReader
 
     def begin(self, status: Status) -> None:
         if status.strategy.num_hosts > 1 and any(status.strategy.exchange(self._runs_users)):
@@ -55,11 +55,11 @@ class SyncCheck(Periodic):
             variable
             for variable in status.state.variables()
             if variable.synchronization != tf.VariableSynchronization.ON_READ
-            and variable.dtype != tf.string  # hooks' state of this process (`TrainState.of_hooks`)
+            and variable.dtype != tf.string  # hooks' state of this process (`TrainState.hook_state`)
             and id(variable) not in positions
         ]
         replicas = status.strategy.num_replicas // status.strategy.num_hosts
-        self._hashes = CompiledOf(lambda variables: hashes(variables, replicas))
+        self._hashes = CompiledReader(lambda variables: hashes(variables, replicas))
 
     def is_due(self, status: Status) -> bool:
         return super().is_due(status) or (self._is_first and status.strategy.in_step)

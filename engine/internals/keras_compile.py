@@ -26,7 +26,7 @@ _CLASSES_BY: dict[Callable, Callable] = {
     ),
 }
 _TWO_CLASS_LOSSES = (tf.keras.losses.binary_crossentropy, tf.keras.losses.binary_focal_crossentropy)
-mask_of, set_mask = backend.get_keras_mask, backend.set_keras_mask
+get_mask, set_mask = backend.get_keras_mask, backend.set_keras_mask
 _DECIDING = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _VALUES = "values_by_runs"  # the attribute for them of what `compile` has stored
 _NAME = "{}_loss"  # name of an output's loss in logs
@@ -433,20 +433,20 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
 
 def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
     """Returns (a loss's values before weights, their mask or None), like the beginning of Keras's `Loss.__call__`."""
-    masks = [mask_of(y_pred)]
+    masks = [get_mask(y_pred)]
     y_pred, y_true = (
         tf.keras.tree.map_structure(lambda x: backend.convert_to_tensor(x, dtype=loss.dtype), y)
         for y in (y_pred, y_true)
     )
     values = loss.call(y_true, y_pred)
-    masks = [mask for mask in (*masks, mask_of(values)) if mask is not None]
+    masks = [mask for mask in (*masks, get_mask(values)) if mask is not None]
     mask = functools.reduce(tf.logical_and, masks) if masks else None
     return backend.convert_to_tensor(values, dtype=loss.dtype), mask
 
 
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
-    mask = mask_of(y_pred)
+    mask = get_mask(y_pred)
     return weights if mask is None else _expand_to_rank(weights, mask.shape.rank)
 
 

@@ -46,7 +46,7 @@ def compiled_once(function: Callable[[], Any]) -> Callable[[], Any]:
     return lambda: concrete()()
 
 
-class CompiledOf:
+class CompiledReader:
     """A function of variables, compiled for those of the last call. Called op by op, 0.1 ms a variable add up.
 
     Args:

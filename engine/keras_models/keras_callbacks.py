@@ -160,13 +160,13 @@ class KerasCallbacks(Windowed):
         if self._unreset:
             self._run = meter.window(f"{self.name}_run")
         holding = [one for one in self._callbacks if "EarlyStopping" in _kinds(one) and one.restore_best_weights]
-        self._best = {callback: state.of_hooks.variable(f"best_weights_{i}") for i, callback in enumerate(holding)}
+        self._best = {callback: state.hook_state.variable(f"best_weights_{i}") for i, callback in enumerate(holding)}
         self._attributes_of = {
             callback: (Attributes(callback, state.variables, names), f"attributes_{i}")
             for i, callback in enumerate(self.callbacks)
             if (names := _saved_apart(callback)) is not None
         }
-        self._texts = {name: state.of_hooks.variable(name) for _, name in self._attributes_of.values()}
+        self._texts = {name: state.hook_state.variable(name) for _, name in self._attributes_of.values()}
 
     def resolve(self, kinds: Mapping[str, type]) -> None:
         """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.

@@ -402,7 +402,7 @@ class KerasTrainer(Trainer):
         if self._own_loss is not None:
             weights = example_weights if weights is None else weights
             updates |= self._own_loss(features, labels, outputs, weights, True)[1]
-            is_masked = any(keras_compile.mask_of(x) is not None for x in tf.nest.flatten(outputs))
+            is_masked = any(keras_compile.get_mask(x) is not None for x in tf.nest.flatten(outputs))
         elif self._losses is not None:
             self._check_losses(self._losses, labels, outputs, weights)
         elif not self.model.losses:
@@ -640,7 +640,7 @@ class KerasTrainer(Trainer):
     def _gathered(self, nest):
         """Gathers a nest of tensors [examples, ...] from all replicas, outputs with their masks."""
         flat = tf.nest.flatten(nest)
-        masks = [None if x is None else keras_compile.mask_of(x) for x in flat]
+        masks = [None if x is None else keras_compile.get_mask(x) for x in flat]
         present = [x for x in (*flat, *masks) if x is not None]
         rows = iter(gather_together(self, present))
         flat = [None if x is None else next(rows) for x in flat]

@@ -21,7 +21,7 @@ import numpy as np
 from ...engine import logging
 from ...engine.data.source import Spec
 from ..checks import InputError
-from ..files.storage import is_remote
+from ..files.storage import Files, is_remote, read_remote
 from . import tfds
 
 NAME = "features.json"
@@ -151,25 +151,12 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
     folder = os.path.dirname(paths[0])
     for searched in (folder, os.path.dirname(folder) if folder else os.pardir):
         path = f"{searched}/{NAME}" if searched else NAME
-        try:
-            if is_remote(path):
-                import tensorflow as tf
-
-                if not tf.io.gfile.exists(path):
-                    continue
-                with tf.io.gfile.GFile(path) as file:
-                    text = file.read()
-            else:
-                with open(path, encoding="utf-8") as file:
-                    text = file.read()
-        except FileNotFoundError:
+        if not (read_remote(path, "exists") if is_remote(path) else os.path.exists(path)):
             continue
-        except OSError as error:
-            raise InputError(f"{path} can't be read ({error.strerror}); see to its permissions") from None
+        try:
+            content = json.loads(Files([path]).read(0))
         except UnicodeDecodeError:
             raise InputError(f"{path} is not text; {_CURE}") from None
-        try:
-            content = json.loads(text)
         except ValueError as error:
             raise InputError(f"{path} is not JSON ({error}); mend it") from None
         if tfds.is_tfds(content):

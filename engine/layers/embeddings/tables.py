@@ -267,7 +267,7 @@ class Embedding(tf.Module):
         combined = [_combine(part, leaf, self.combiner) for part, leaf in zip(parts, leaves, strict=True)]
         return tf.nest.pack_sequence_as(ids, combined)
 
-    def keys_of(self, ids: Any) -> tf.Tensor:
+    def admission_keys(self, ids: Any) -> tf.Tensor:
         """Converts ids, integers or strings, to what a table with `admit_after` looks up, int64 of the same shape."""
         return admission.as_key(tf.convert_to_tensor(ids))
 
@@ -315,7 +315,7 @@ class Embedding(tf.Module):
             return tf.identity(rows)
 
     def _assigned_rows(self, ids: tf.Tensor, there: tf.Tensor | None, admits: bool) -> tf.Tensor:
-        keys = self.keys_of(ids)
+        keys = self.admission_keys(ids)
         if admits:
             seen = tf.ones_like(keys) if there is None else tf.cast(there, tf.int64)
             if is_only_replica() or step_context().mesh.all_replicas.size == 1:

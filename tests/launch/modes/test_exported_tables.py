@@ -80,7 +80,9 @@ def test_the_files_have_the_saved_models_rows_and_a_delta_leads_to_the_next(expo
     served = serve(**{name: tf.constant(ids) for name, ids in features.items()})
     for table in (done.trainer.items, done.trainer.words):
         earlier, later, others = (rows_of(export, table.name) for export in (first, second, other))
-        for key, vector in zip(table.keys_of(features[table.name]).numpy(), served[table.name].numpy(), strict=True):
+        for key, vector in zip(
+            table.admission_keys(features[table.name]).numpy(), served[table.name].numpy(), strict=True
+        ):
             assert later.get(key, later[None]) == vector.tobytes()
         delta = rows_of(second, f"{table.name}.delta")
         assert 0 < len(delta) < len(later)
