@@ -82,7 +82,7 @@ class TrainState:
         self.freezing.step = lambda: state.step
         self.input = Position()
         self.hook_state = HookState()
-        others = {"step": self.step_variable, "input": self.input, "hook_state": self.hook_state}
+        others = {"step": self.step_variable, "input": self.input, "of_hooks": self.hook_state}
         self.checkpoint = tf.train.Checkpoint(trainer=self.trainer, **others)
 
     def advance(self, steps: int) -> None:

@@ -97,7 +97,9 @@ class Bench:
 
     def loop(self, hooks, until: int, **how):
         """Trains by the outer loop with hooks; returns its last status."""
-        return train(self.strategy, self.state, [*make_eviction(self.trainer.inventory), *hooks], until, **how)
+        return train_with_hooks(
+            self.strategy, self.state, [*make_eviction(self.trainer.inventory), *hooks], until, **how
+        )
 
     def checkpoints(self, folder, keep: int | None = None, about: dict | None = None) -> Checkpoints:
         return Checkpoints(folder, self.state.checkpoint, keep=keep, about=about or {})
@@ -152,8 +154,7 @@ def assert_same_bits(made: Bench, folder, at: int, until: int, calls: tuple[int,
     assert_same(made.arrays(), arrays)
 
 
-@functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process
-def train(strategy, state, hooks, until: int, **how):
+def train_with_hooks(strategy, state, hooks, until: int, **how):
     """Trains by the outer loop, from its beginning to its end; returns its last status."""
     loop = Loop(strategy, state, hooks, until, **how)
     loop.begin()
@@ -162,6 +163,7 @@ def train(strategy, state, hooks, until: int, **how):
     return loop.status
 
 
+@functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process
 def _distribution(replicas: int) -> tf.distribute.Strategy:
     if replicas == 1:
         return tf.distribute.OneDeviceStrategy("CPU:0")

@@ -298,7 +298,7 @@ def for_device(array, on_gpus: bool):
 
     On GPUs int32 becomes float32 with the same bits, since TensorFlow keeps int32 in host memory there.
     """
-    is_int32 = isinstance(array, np.ndarray) and _is_int32(array)
+    is_int32 = isinstance(array, np.ndarray) and array.dtype == np.int32
     return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
@@ -311,8 +311,5 @@ def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
         return tf.numpy_function(get, [indices], stored.dtype, stateful=False)
     rows = tf.gather(stored, indices)
     # Last, since TensorFlow's GPU kernels have int32 on the host only.
-    return tf.bitcast(rows, tf.int32) if stored.dtype == tf.float32 and _is_int32(array) else rows
-
-
-def _is_int32(array) -> bool:
-    return getattr(array, "dtype", None) == np.int32
+    is_int32 = stored.dtype == tf.float32 and getattr(array, "dtype", None) == np.int32
+    return tf.bitcast(rows, tf.int32) if is_int32 else rows

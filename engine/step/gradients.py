@@ -199,7 +199,8 @@ class Update:
         pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
         # The norm of shards is a sum across replicas, which may not be in a condition.
-        if options.needs_norm or (gradients.shardings and collect_norm is not None):
+        is_unconditional = gradients.shardings and collect_norm is not None
+        if options.may_skip or options.clip_norm or is_unconditional:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
         elif collect_norm is None:
             self.norm, self._has_norm = tf.constant(0.0), tf.constant(0.0)

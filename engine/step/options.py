@@ -66,7 +66,7 @@ class StepOptions:
       UsageError: an option is out of range, or two of them clip the same gradients.
 
     Example:
-      >>> StepOptions(optimizer="adamw", learning_rate=0.01, clip_norm=1.0).needs_norm
+      >>> StepOptions(optimizer="adamw", learning_rate=0.01, precision="float16").may_skip
       True
     """
 
@@ -109,11 +109,6 @@ class StepOptions:
     def may_skip(self) -> bool:
         """Whether a step whose gradients are not finite is skipped: float16's overflow now and then."""
         return self.precision == "float16" or self.on_nonfinite == "skip"
-
-    @property
-    def needs_norm(self) -> bool:
-        """Whether every step needs the gradients' global norm; otherwise only steps that report it compute it."""
-        return self.may_skip or self.clip_norm > 0
 
     def __post_init__(self):
         if self.precision not in PRECISIONS:

@@ -31,7 +31,7 @@ from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.launch.run.progress import Progress, duration, print_model_summary
 from crankshaft.launch.terminal import fit_log
 from crankshaft.models.mlp import Model
-from tests.bench import train
+from tests.bench import train_with_hooks
 
 pytestmark = pytest.mark.thorough
 
@@ -87,7 +87,7 @@ class Then(Hook):
 
 def run(bound, hooks, until, **clock):
     strategy, state = bound
-    return train(strategy, state, hooks, until, **clock)
+    return train_with_hooks(strategy, state, hooks, until, **clock)
 
 
 def without_commands(text: str) -> list[str]:
