@@ -130,7 +130,7 @@ def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.
     )
 
 
-def eager_variables() -> contextlib.AbstractContextManager:
+def variables_outside_function() -> contextlib.AbstractContextManager:
     """Makes variables in this context, of a function that is traced, as if they were made outside of it.
 
     A traced function lifts their initial values out of its graph, which it can't from that of a replica.

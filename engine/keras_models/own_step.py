@@ -21,7 +21,7 @@ from ..data import form
 from ..errors import UsageError, reason
 from ..internals import graphs, keras, keras_compile
 from ..internals.patches import undivided_losses
-from ..internals.tensorflow import eager_variables
+from ..internals.tensorflow import variables_outside_function
 from ..internals.variables import tf_variable
 from ..metrics.means import weighed_by
 from ..metrics.pairs import KerasSums, Mean, Pair
@@ -151,7 +151,7 @@ class OwnSteps:
                 self._call(method, batch, apply)
 
         def trace(*batch) -> None:
-            with eager_variables():
+            with variables_outside_function():
                 strategy.run(step, batch)
 
         function = tf.function(trace, autograph=False)
