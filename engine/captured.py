@@ -7,6 +7,8 @@ values that the step may not have read, a line.
 
 from __future__ import annotations
 
+import dis
+import functools
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +24,7 @@ from .internals.variables import VARIABLES, items, own_copy, variable_path
 
 _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+_LIBRARIES = ("crankshaft", "keras", "tensorflow")  # whose functions read constants alone
 _COLLECTIONS = (dict, list, tuple, tf.Module)
 _OBJECTS = (
     *VARIABLES,
@@ -171,12 +174,30 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
 
 
 def _is_fixed(value: Any) -> bool:
-    return all(map(_is_fixed, value)) if type(value) is tuple else not isinstance(value, (np.ndarray, *_COLLECTIONS))
+    if type(value) is tuple:
+        return all(map(_is_fixed, value))
+    return not isinstance(value, (np.ndarray, *_COLLECTIONS)) and not _read_outside(value)
 
 
 def _function(value: Any) -> Any:
     """Returns the function of a method; anything else unchanged."""
     return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
+
+
+def _read_outside(value: Any) -> dict[str, Any]:
+    """Returns the numbers and arrays that a user's function reads of its module, as a notebook's cells set them."""
+    if type(value) is not types.FunctionType or str(value.__module__).partition(".")[0] in _LIBRARIES:
+        return {}
+    read = {name: value.__globals__.get(name) for name in _globals_in(value.__code__)}
+    return {name: x for name, x in read.items() if x is not None and isinstance(x, (*_PLAIN, np.ndarray))}
+
+
+@functools.cache
+def _globals_in(code: types.CodeType) -> frozenset[str]:
+    """Finds the names of a module that code reads, also in functions that it makes."""
+    inner = (_globals_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    own = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return frozenset(own).union(*inner)
 
 
 def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -190,6 +211,8 @@ def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterato
         yield path, _Reference(value, f"{described} (checksum {checksum:x})" if is_checked else described, checksum)
     elif isinstance(value, _FUNCTIONS):
         yield path, _Reference(value, value.__qualname__)
+        for name, read in _read_outside(value).items():
+            yield from _values(read, f"{path}: {name}")
     elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:
         yield path, _Reference(value, f"{len(value)} items")
     elif isinstance(value, _COLLECTIONS) and id(value) not in within and (inside := [*items(value)]):

@@ -222,13 +222,15 @@ class Recorder(Hook):
         """Writes a window; reads calls' results, and so waits for the device. In the thread."""
         calls, compiling = (window.seconds, window.steps), window.compiling
         names = status.strategy.worker_names
-        rows = [{"name": name, **row} for name, row in zip(names, window.workers(), strict=False)]
+        pairs = zip(names, window.workers(), strict=False)
+        rows: list[dict[str, Any]] = [{"name": name, **row} for name, row in pairs]
         waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
         self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
         if not window.calls:
             return
         step_ms = 1e3 * window.seconds / max(1, window.steps)
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
+        waits = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows if "reduce_wait_ms" in row]
         alone = {"name": names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
         values = dict(
             epoch=status.epochs,
@@ -239,7 +241,7 @@ class Recorder(Hook):
             **{name: value for name, value in figures.items() if isinstance(value, (list, dict))},
             **window.speeds,
             **window.input,
-            reduce_fraction=_reduce_fraction(rows),
+            reduce_fraction=sum(wait for wait, _ in waits) / max(1e-9, sum(ms for _, ms in waits)) if waits else None,
             workers=rows or [alone],
             spent=self._goodput.spent,
             memory_mb=environment.rss_mb(),
@@ -281,8 +283,3 @@ def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
         return waited, max(0.0, 1.0 - sum(fractions("step_ms")) / len(rows))
     # The slowest one's wait is the exchange itself.
     return waited, sum(reduce) / len(rows) - min(reduce)
-
-
-def _reduce_fraction(rows: list[dict[str, Any]] | None) -> float | None:
-    waits = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows or () if "reduce_wait_ms" in row]
-    return sum(wait for wait, _ in waits) / max(1e-9, sum(step for _, step in waits)) if waits else None

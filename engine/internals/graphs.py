@@ -257,7 +257,8 @@ class Assignments:
 
     def _is_size(self, tensor: tf.Tensor) -> bool:
         """Whether a constant is the batch's size or shape, known to TensorFlow when tracing."""
-        if tensor.op.type != "Const" or not self._sizes or not (tensor.shape.rank == 0 or _is_shape(tensor)):
+        is_shape = tensor.shape.rank == 1 and tensor.op.name.split("/")[-1].startswith("Shape")
+        if tensor.op.type != "Const" or not self._sizes or not (tensor.shape.rank == 0 or is_shape):
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
@@ -343,10 +344,6 @@ def _exchanges(op: tf.Operation) -> bool:
     if op.type.startswith(_COLLECTIVES):
         return True
     return not _IN_REPLICA.search(op.name) and any(_IN_REPLICA.search(source.op.name) for source in op.inputs)
-
-
-def _is_shape(constant: tf.Tensor) -> bool:
-    return constant.shape.rank == 1 and constant.op.name.split("/")[-1].startswith("Shape")
 
 
 def _value_inputs(output: tf.Tensor) -> list[tf.Tensor]:

@@ -44,6 +44,7 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       ...     return mean(tf.nn.sparse_softmax_cross_entropy_with_logits(own, similar))
     """
     step, reduction = step_context(), trainer.reduction
+    step.applied.mark("gather")
     if step.is_training and trainer.run_context.options.accumulate_steps > 1:
         raise UsageError("accumulate_steps: gather needs a batch as a whole; use 1")
     if step.mesh.is_sharded:

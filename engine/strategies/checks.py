@@ -60,6 +60,11 @@ _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
     "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
+_COMPARED_IN_PARTS = (
+    "%s compares examples with one another, and each replica or micro-batch only those of its own part of the global "
+    "batch, which is not what one device computes; compare with those of crankshaft.gather(self, values), without "
+    "accumulate_steps"
+)
 _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
     "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
@@ -123,7 +128,10 @@ class StepChecks:
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
         state.trainer.inventory.captured.note()
-        check_losses(contexts, type(state.trainer).__name__)
+        options, shards = state.trainer.run_context.options, self._replicas // contexts[0].mesh.model.size
+        has_parts = max(shards, options.accumulate_steps, options.parallel_micro_batches) > 1 and not replicates_batch
+        warns = has_parts and "gather" not in self._runner.applied.names
+        check_losses(contexts, type(state.trainer).__name__, warns)
         if not self._trains:
             check_written(state, graph)
             return
@@ -214,8 +222,11 @@ def _named_options(values: Mapping[str, Any]) -> Iterator[str]:
 # -- Losses and metrics -----------------------------------------------------------------------------------------------
 
 
-def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
+def check_losses(contexts: Iterable[StepContext], owner: str, warns_of_parts: bool = False) -> None:
     """Checks what losses and metrics were computed from: text as numbers and pairs of examples give wrong values.
+
+    Args:
+      warns_of_parts: whether each computes a part of a batch, so that one that compares examples is another.
 
     Raises:
       UsageError: a forward pass computes with text, or a loss broadcasts examples [n, 1] with examples [n].
@@ -230,10 +241,21 @@ def check_losses(contexts: Iterable[StepContext], owner: str) -> None:
                 f"{', '.join(text)} holds strings, and {owner} computes with them as with numbers; look them up "
                 "before, by tf.keras.layers.StringLookup, Hashing or TextVectorization"
             )
-        _check_pairs(loss, graph)
+        _check_pairs(loss, graph, warns_of_parts)
 
 
-def _check_pairs(loss: TracedLoss, graph: tf.Graph | None) -> None:
+def _compares(op: tf.Operation, inputs: Sequence[tf.Tensor], columns: Collection[str]) -> bool:
+    """Returns whether an operation multiplies matrices of examples, or broadcasts [n, 1, ...] with [1, n, ...]."""
+    if op.type in ("MatMul", "BatchMatMulV2"):
+        return [x.shape.rank for x in inputs] == [2, 2]
+    if op.type == "Einsum":  # of two whose first axes are not the same one
+        terms = op.get_attr("equation").split(b"->")[0].split(b",")
+        return len(inputs) == len({term.strip()[:1] for term in terms}) == 2
+    shapes = [x.shape for x in inputs if (x.shape.rank or 0) > 1]
+    return any(x[0] == 1 != x[1] for x in shapes) and any(x[0] != 1 == x[1] for x in shapes)
+
+
+def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool) -> None:
     """Checks that no operation of a loss broadcasts examples [n, 1] with examples [n].
 
     Labels [n] and outputs [n, 1] broadcast to [n, n], whose mean trains something else. Each `tf.function`, branch and
@@ -251,34 +273,51 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None) -> None:
     positions = {op.name: position for position, op in enumerate(operations)}
     first = max((positions[x.op.name] for x in here), default=0)
     last = max(positions[x.op.name] for x in results)
-    if _broadcasts(operations[first : last + 1], here):
+    if _finds(operations[first : last + 1], here, _broadcasts):
         labels = fields(loss.batch).labels
         raise UsageError(
             f"{loss.owner}: values [n, 1] and [n] of n examples broadcast to [n, n], one for each pair of them "
             f"(outputs are {_shape(loss.outputs, size)}, labels {_shape(() if labels is None else labels, size)}); "
             "make the shapes alike, by outputs[:, 0] or labels[:, None], or write labels[None, :] if pairs are meant"
         )
+    if warns_of_parts:
+        needed = {x.op.name for x in results}  # not a gradient that is made beside another one, and not used
+        for op in reversed(operations[: last + 1]):
+            needed.update(x.op.name for x in op.inputs if op.name in needed)
+        if _finds((op for op in operations if op.name in needed), here, _compares):
+            logging.warning_once(_COMPARED_IN_PARTS, loss.owner)
 
 
-def _broadcasts(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor]) -> bool:
-    """Returns whether one of these operations pairs the examples of `tensors`, or of values computed from them."""
+def _broadcasts(op: tf.Operation, inputs: Sequence[tf.Tensor], columns: Collection[str]) -> bool:
+    """Returns whether an operation broadcasts [n, 1] with [n], which pairs the examples."""
+    sizes = {x.shape[0] for x in inputs if x.name in columns} & {x.shape[0] for x in inputs if x.shape.rank == 1}
+    return any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs)
+
+
+def _finds(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor], is_found: Callable[..., bool]) -> bool:
+    """Returns whether an operation is found that computes with `tensors`, or with what is computed from them.
+
+    Args:
+      is_found: gets an operation, those of its inputs, and the names of all that are [n, 1], as the tensors are.
+    """
     examples = {x.name for x in tensors}
-    columns = {x.name for x in tensors if _is_column(x)}  # and what is computed from them and still [n, 1]
+    columns = {x.name for x in tensors if _is_column(x)}
     for op in operations:
         inputs = [x for x in op.inputs if x.name in examples]
         if not inputs or op.type in _BY_SHAPES:
             continue
-        column_sizes = {x.shape[0] for x in inputs if x.name in columns}
-        sizes = column_sizes & {x.shape[0] for x in inputs if x.shape.rank == 1}
-        if any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs):
+        if is_found(op, inputs, columns):
             return True
-        for called in graphs.all_called(op):
+        # A loop's turns are of single examples, as those of tf.map_fn, or of what no comparison is known of.
+        for called in () if is_found is _compares and op.type.endswith("While") else graphs.all_called(op):
             # From the last on, since a branch does not take the condition, the first input.
             arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
-            if _broadcasts(called.get_operations(), [inner for outer, inner in arguments if outer.name in examples]):
+            inner_tensors = [inner for outer, inner in arguments if outer.name in examples]
+            if _finds(called.get_operations(), inner_tensors, is_found):
                 return True
         examples.update(x.name for x in op.outputs)
-        columns.update(x.name for x in op.outputs if column_sizes and _is_column(x))
+        if any(x.name in columns for x in inputs):
+            columns.update(x.name for x in op.outputs if _is_column(x))
     return False
 
 

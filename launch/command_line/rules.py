@@ -18,13 +18,12 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from ...engine.arguments import Interval
+from ...engine.arguments import INT32, Interval
 from ...engine.metrics.monitored import Monitored
 from ..failures import UsageError, nearest
 from .values import boolean, short
 from .values import number as number_of
 
-INT32 = 2**31 - 1
 _OTHER_SYSTEM = "[a-z0-9]+://"  # begins a path of a file system that is not mounted: gs://
 _EPOCHS = Interval(above=0, upper=1e9)
 Rule = Callable[[str], None]  # raises ValueError with the reason, for text that breaks it
@@ -412,10 +411,10 @@ def check_ip_address(text: str) -> None:
         raise ValueError("it is not an IP address; use e.g. 10.0.0.5") from None
 
 
-def check_host_name(text: str) -> None:
-    """Raises ValueError if a text is not the name of a host."""
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", text):
-        raise ValueError("it is not a host's name; use e.g. hub.example.org, without https:// and a port")
+check_host_name = matching(
+    "[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?",
+    "it is not a host's name; use e.g. hub.example.org, without https:// and a port",
+)
 
 
 def check_mesh(text: str) -> None:

@@ -67,7 +67,9 @@ def test_kills_of_chief_and_worker_and_a_preempted_worker_cost_time_and_nothing_
     straight = workers("straight", *RUN, *OFTEN).ok()
     logs = {path.name: path.read_text() for path in (straight.run_dir / "logs").iterdir()}
     assert "evaluation at step" in logs["worker-0.log"]
-    assert "step" not in logs["worker-1.log"].replace("process", "")
+    # It warns of its own input, as on a busy machine, and prints nothing of the run's.
+    printed = [line for line in logs["worker-1.log"].splitlines() if "steps wait for input" not in line]
+    assert not [line for line in printed if "step" in line]
     result = straight.result
     assert (result["strategy"], result["num_replicas"], result["step"]) == ("multi_worker", 2, STEPS)
     run = workers("run", *RUN, *OFTEN)

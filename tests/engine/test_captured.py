@@ -136,3 +136,33 @@ def test_a_variable_that_a_step_reads_and_no_checkpoint_has_may_not_change(bench
     made.run(1)
     with pytest.raises(UsageError, match=r"Reads: its step reads scale \[\], which has changed since .* the trainer"):
         check()
+
+
+SCALE, WEIGHTS, SIZE = 1.0, np.ones(3, np.float32), 3
+
+
+class Cell(Squares):
+    """Reads what a notebook's cells set."""
+
+    def build_model(self):
+        return dense()
+
+    def loss(self, outputs, batch):
+        def scaled(x):
+            return SCALE * x
+
+        sizes = outputs.shape.rank  # an attribute named as a global, SIZE, is not that
+        return mean(scaled(tf.square(outputs[:, 0] - batch[1])) * tf.reduce_sum(WEIGHTS) * sizes)
+
+
+def test_what_a_loss_has_read_of_its_module_is_named_once_as_it_changes(bench, caplog, monkeypatch):
+    run = bench(Cell(), DATA, 4)
+    run.run(1)
+    monkeypatch.setitem(globals(), "SIZE", 4)
+    monkeypatch.setitem(globals(), "SCALE", 10.0)
+    monkeypatch.setitem(globals(), "WEIGHTS", np.zeros(3, np.float32))
+    run.run(1)
+    run.run(1)
+    said = [line.partition(":")[2] for line in caplog.messages if line.startswith("Cell.loss:")]
+    assert [line.partition(":")[0].strip() for line in sorted(said)] == ["SCALE", "WEIGHTS"]
+    assert "keeps 1.0, as it was traced, and it is 10.0 now" in caplog.text

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, gather, mean
+from crankshaft.engine import logging
 from tests.arrays import assert_close
 
 pytestmark = pytest.mark.thorough
@@ -74,3 +75,53 @@ def test_values_of_any_type_are_gathered(bench, kind):
 def test_micro_batches_are_refused(bench):
     with pytest.raises(ValueError, match="accumulate_steps: gather needs a batch as a whole; use 1"):
         bench(Contrastive(), (SPREAD, VIEWS), 6, accumulate_steps=2).train(1)
+
+
+COMPARED = {
+    "a product": lambda x, y: tf.matmul(x, y, transpose_b=True),
+    "einsum": lambda x, y: tf.einsum("nd,md->nm", x, y),
+    "distances": lambda x, y: tf.reduce_sum(tf.square(x[:, tf.newaxis] - y[tf.newaxis]), -1),
+}
+
+
+class Apart(Contrastive):
+    """Compares examples without gathering them."""
+
+    def __init__(self, compared):
+        super().__init__()
+        self.compared = compared
+
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_mean(tf.exp(-self.compared(outputs, batch[1])), 1))
+
+
+@pytest.mark.parametrize("kind", COMPARED)
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(2, 1), (1, 2), (1, 1)])
+def test_one_that_does_not_gather_is_told_that_parts_are_compared(
+    bench, caplog, monkeypatch, kind, replicas, micro_batches
+):
+    monkeypatch.setattr(logging, "warning_once", logging.warning)  # for each of these tests
+    bench(Apart(COMPARED[kind]), (SPREAD, VIEWS), 8, replicas, accumulate_steps=micro_batches).train(1)
+    said = [line for line in caplog.messages if line.startswith("Apart.loss compares examples with one another")]
+    assert bool(said) == (replicas * micro_batches > 1)
+
+
+class Smooth(Contrastive):
+    """Adds the square of the outputs' gradient, whose own gradient has products of examples that nothing uses."""
+
+    def loss(self, outputs, batch):
+        with tf.GradientTape() as tape:
+            tape.watch(batch[0])
+            values = self.model(batch[0])
+        slopes = tape.gradient(values, batch[0])
+        own = tf.einsum("nd,nd->n", outputs, batch[1]) + tf.reduce_sum(
+            outputs[:, tf.newaxis] * batch[1][:, :, tf.newaxis]
+        )
+        return mean(own + tf.reduce_sum(tf.square(slopes), 1))
+
+
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(2, 1), (1, 2)])
+def test_one_of_single_examples_is_not(bench, caplog, monkeypatch, replicas, micro_batches):
+    monkeypatch.setattr(logging, "warning_once", logging.warning)
+    bench(Smooth(), (SPREAD, VIEWS), 8, replicas, accumulate_steps=micro_batches).train(1)
+    assert not [line for line in caplog.messages if "compares" in line]
