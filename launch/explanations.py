@@ -189,7 +189,7 @@ class _Explanation(NamedTuple):
       kinds: the names of its class and of those that it is raised as.
       words: a regular expression that its message has.
       error: the class of the error that it becomes.
-      line: a format of the error's line; it has the groups of `words` by number, and `reason`.
+      line: a format of the error's line; it has the groups of `words` by number, `reason`, and the user's `frame`.
     """
 
     kinds: tuple[str, ...]
@@ -213,6 +213,13 @@ _EXPLANATIONS = (
         "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
         "BatchNormalization(synchronized=True) does with accumulate_steps; leave one out. So does a Keras optimizer's "
         "apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build",
+    ),
+    _Explanation(
+        ("OperatorNotAllowedInGraphError",),
+        "symbolic `tf.Tensor`",
+        UsageError,
+        "in a step, which is compiled, Python can't branch by a tensor's value, or loop over it; use tf.where, tf.cond "
+        "or tf.while_loop, or a tf.function, or a number that is not a tensor: {frame}",
     ),
     _Explanation(
         ("UnimplementedError", "FailedPreconditionError"),
@@ -266,10 +273,10 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
             return NonfiniteError(line)
     if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
         return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]"))
+    frame_line = _users_frame(error)
     for row in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
         if kinds.intersection(row.kinds) and (match := re.search(row.words, text)):
-            return row.error(row.line.format(*match.groups(), reason=reason(error)))
-    frame_line = _users_frame(error)
+            return row.error(row.line.format(*match.groups(), reason=reason(error), frame=frame_line))
     named = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):
         return RunError(_refused(error))

@@ -114,10 +114,15 @@ class Smooth(Contrastive):
             tape.watch(batch[0])
             values = self.model(batch[0])
         slopes = tape.gradient(values, batch[0])
-        own = tf.einsum("nd,nd->n", outputs, batch[1]) + tf.reduce_sum(
-            outputs[:, tf.newaxis] * batch[1][:, :, tf.newaxis]
+        own = tf.einsum("nd,nd->n", outputs, batch[1])
+        own += tf.reduce_sum(outputs[:, tf.newaxis] * batch[1][:, :, tf.newaxis], [1, 2])
+        # Of one example at a time.
+        products = tf.map_fn(
+            lambda x: tf.matmul(x[0][tf.newaxis], x[1][:, tf.newaxis])[0, 0],
+            (outputs, batch[1]),
+            fn_output_signature=tf.float32,
         )
-        return mean(own + tf.reduce_sum(tf.square(slopes), 1))
+        return mean(own + products + tf.reduce_sum(tf.square(slopes), 1))
 
 
 @pytest.mark.parametrize(("replicas", "micro_batches"), [(2, 1), (1, 2)])

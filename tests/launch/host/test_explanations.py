@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import resource
 import zipfile
 
@@ -195,3 +196,16 @@ def test_an_error_of_a_users_model_is_shown_and_not_that_keras_looked_for_its_sh
 
     _, line = explained(Own(), {name: tf.keras.Input([]) for name in ("a", "b")})
     assert "expects 1 input(s), but it received 2" in line
+
+
+def test_a_loop_of_pythons_over_a_tensor_in_a_step_is_one_line_with_its_place():
+    def loop():
+        tf.function(lambda x: 1 if x > 0 else 2, autograph=False)(tf.constant(1.0))
+
+    code, line = explained(loop)
+    assert code == EXIT_USAGE
+    assert line.startswith(
+        "in a step, which is compiled, Python can't branch by a tensor's value, or loop over it; use"
+    )
+    assert "eager" not in line.lower()
+    assert re.search(r"test_explanations.py:\d+ in <lambda>$", line)
