@@ -35,7 +35,6 @@ from crankshaft.engine.strategies.multi_worker import MultiWorker
 from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
-from tests.bench import train_with_hooks
 from tests.engine.trainers import stripes
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2
@@ -250,7 +249,10 @@ def figures_of_a_slow_one(strategy: MultiWorker, folder: pathlib.Path) -> dict:
     warnings = []
     logging.logger.addFilter(lambda record: warnings.append(record.getMessage()))
     board = TensorBoard(str(folder / "tensorboard") if strategy.is_chief else None, every_steps=20)
-    train_with_hooks(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 40)
+    loop = Loop(strategy, state, [hooks.every_steps(20, lambda *_: None), window, hook, board], 40)
+    loop.begin()
+    loop.train_to(40)
+    loop.end()
     return {"figures": window.window.totals.workers(), "warnings": [line for line in warnings if "is slow" in line]}
 
 
