@@ -260,7 +260,7 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
 
     Labels [n] and outputs [n, 1] broadcast to [n, n], whose mean trains something else. Each `tf.function`, branch and
     loop that the loss calls is checked too. An axis that is added on purpose, as by labels[None, :] or scores[:, None],
-    is not a mistake.
+    is not a mistake, but a loss of a part of the batch is then another, which `warns_of_parts` logs.
     """
     size = tf.nest.flatten(loss.batch)[0].shape[0]
     if graph is None or size == 1:
@@ -284,7 +284,8 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
         needed = {x.op.name for x in results}  # not a gradient that is made beside another one, and not used
         for op in reversed(operations[: last + 1]):
             needed.update(x.op.name for x in op.inputs if op.name in needed)
-        if _finds((op for op in operations if op.name in needed), here, _compares):
+        # A loop's turns, as those of tf.map_fn, are mostly of single examples.
+        if _finds((op for op in operations if op.name in needed), here, _compares, enters_loops=False):
             logging.warning_once(_COMPARED_IN_PARTS, loss.owner)
 
 
@@ -294,7 +295,9 @@ def _broadcasts(op: tf.Operation, inputs: Sequence[tf.Tensor], columns: Collecti
     return any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs)
 
 
-def _finds(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor], is_found: Callable[..., bool]) -> bool:
+def _finds(
+    operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor], is_found: Callable[..., bool], enters_loops=True
+) -> bool:
     """Returns whether an operation is found that computes with `tensors`, or with what is computed from them.
 
     Args:
@@ -308,12 +311,11 @@ def _finds(operations: Iterable[tf.Operation], tensors: Iterable[tf.Tensor], is_
             continue
         if is_found(op, inputs, columns):
             return True
-        # A loop's turns are of single examples, as those of tf.map_fn, or of what no comparison is known of.
-        for called in () if is_found is _compares and op.type.endswith("While") else graphs.all_called(op):
+        for called in graphs.all_called(op) if enters_loops or not op.type.endswith("While") else ():
             # From the last on, since a branch does not take the condition, the first input.
             arguments = zip(reversed(op.inputs), reversed(called.inputs), strict=False)
             inner_tensors = [inner for outer, inner in arguments if outer.name in examples]
-            if _finds(called.get_operations(), inner_tensors, is_found):
+            if _finds(called.get_operations(), inner_tensors, is_found, enters_loops):
                 return True
         examples.update(x.name for x in op.outputs)
         if any(x.name in columns for x in inputs):

@@ -421,7 +421,7 @@ class Run(BaseRun):
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
                     with self._hand_over_after(), signals:
                         yield split
-            except Interrupted as request:  # in all processes, of which one alone may know the signal
+            except Interrupted as request:  # in all processes; the signal may be known to one only
                 ended_by = next(filter(None, self.strategy.exchange(request.args[0] or "")))
                 raise self._ended(call, ended_by) from None
             except Exception as error:
