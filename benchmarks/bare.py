@@ -40,7 +40,7 @@ def make(run_dir: str, *more: str) -> Run:
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`peer.py`)
         made = building.build_run(configuration, load(configuration), strategy)
-        print(choose_jit(made))
+        print(choose_jit(made, None))
     return made
 
 

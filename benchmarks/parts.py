@@ -392,7 +392,7 @@ def main() -> None:
     run = assembly.assemble_run(config, None, ())
 
     def measure(run) -> Outcome:
-        print(choose_jit(run), file=sys.stderr)
+        print(choose_jit(run, None), file=sys.stderr)
         figures = measured(run, part.value)
         return Outcome(figures, report=json.dumps(figures, indent=1) if config.is_chief else "")
 

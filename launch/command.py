@@ -10,6 +10,7 @@ from typing import NamedTuple, NoReturn
 from ..engine.version import __version__
 from . import explanations, failures
 from .command_line import help
+from .command_line.flags import MODES
 from .host import process
 from .host.signals import interruptible
 
@@ -59,8 +60,11 @@ def run() -> None:
     if name == "--version":
         help.show(f"crankshaft {__version__}")
     if name not in COMMANDS:
-        of_flags = f"flags stand after one of {', '.join(COMMANDS)}"
-        hint = of_flags if name.startswith("-") else failures.nearest(name, [*COMMANDS])
+        hint = failures.nearest(name, [*COMMANDS])
+        if name.startswith("-"):
+            hint = f"flags stand after one of {', '.join(COMMANDS)}"
+        elif name in MODES:
+            hint = f"use crankshaft train --mode={name}"
         sys.exit(failures.fail(failures.EXIT_USAGE, f"crankshaft {name} is not a command; {hint}"))
     execute(name, arguments)
 

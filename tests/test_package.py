@@ -80,6 +80,7 @@ def test_a_wrong_command_is_one_line_and_the_version_another(tmp_path):
     for word, hint in (
         ("trian", "did you mean train?"),
         ("fly", f"use one of {commands}"),
+        ("benchmark", "use crankshaft train --mode=benchmark"),
         ("--seed=3", f"flags stand after one of {commands}"),
     ):
         done = subprocess.run([sys.executable, "-m", "crankshaft", word], cwd=tmp_path, capture_output=True, text=True)

@@ -69,7 +69,7 @@ def train(row: Row, tiny: bool) -> dict[str, Any]:
 
 
 def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
-    flags = {**row.flags, "global_batch_size": batch, "mode": "benchmark", "train_steps": 1_000_000}
+    flags = {**row.flags, "global_batch_size": batch, "mode": "benchmark"}
     data, result = None, dict[str, Any]()
     if row.context:
         vocabulary = row.flags["model_arg"]["vocabulary"]
@@ -82,7 +82,7 @@ def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
         tf.config.experimental.reset_memory_stats(gpu.name)
 
     def measure(run: BaseRun) -> Outcome:
-        result["choice"] = choose_jit(run)
+        result["choice"] = choose_jit(run, None)
         timed = rounds.run(run.strategy, run.strategy.training, rounds.Length(seconds=0.2 if tiny else 2.0), os.environ)
         names = ("steps_per_sec", "examples_per_sec", "first_step_seconds", "input_wait_fraction", "device_peak_mb")
         result.update({name: timed[name] for name in names}, jit=run.state.jit, loss=timed["train"]["loss"])

@@ -142,8 +142,9 @@ def _make_ready(run: BaseRun) -> None:
     _find_monitored(run, metrics)
     if run.strategy.is_chief and any(issubclass(metric.kind, Confusion) for metric in metrics):
         _warn_of_missing_classes(run)
-    run.log(choose_jit(run))
-    if run.train_steps is not None and jit_choice.is_short(run.train_steps - run.step):
+    left = None if run.train_steps is None else run.train_steps - run.step
+    run.log(choose_jit(run, left))
+    if jit_choice.is_short(left):
         run.strategy.training.unrolls = False  # tracing several steps an iteration would take longer than it saves
 
 
@@ -164,8 +165,12 @@ def _warn_of_missing_classes(run: BaseRun) -> None:
     )
 
 
-def choose_jit(run: BaseRun) -> str:
-    """Decides `state.jit`, measuring if --jit=auto leaves it open, and returns a line with the reason."""
+def choose_jit(run: BaseRun, left: int | None) -> str:
+    """Decides `state.jit`, measuring if --jit=auto leaves it open, and returns a line with the reason.
+
+    Args:
+      left: number of steps that the choice is for; None: a run without end.
+    """
     config, state, strategy = run.config, run.state, run.strategy
     if reason := run.no_jit_reason:
         if config.jit == "on":
@@ -178,7 +183,6 @@ def choose_jit(run: BaseRun) -> str:
         state.jit, why = config.jit == "on", "as configured"
     elif state.jit is None and getattr(run.trainer, "wants_jit", False):
         state.jit, why = True, "as the model is compiled"
-    left = None if run.train_steps is None else run.train_steps - run.step
     if state.jit is None and left is not None and jit_choice.is_short(left):
         return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
     if state.jit is not None:

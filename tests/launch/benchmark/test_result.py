@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 
 import pytest
@@ -68,6 +69,12 @@ def test_a_benchmark_times_steps_and_leaves_the_run_alone(measured, folder):
     assert 0 < result["first_step_seconds"] <= result["compile_seconds"]
     low, high = result["interval"]
     assert low <= result["examples_per_sec"] <= high
+
+
+def test_a_rate_is_that_of_a_run_without_end_however_short_it_is_asked_to_be(inside, small_probe):
+    flags = ("--model=logistic", "--input=digits", "--benchmark_arg=steps=2", "--benchmark_arg=rounds=1")
+    outcome = inside("--mode=benchmark", *flags, "--jit=auto", "--train_steps=3").ok()
+    assert re.search(r"XLA (on|off): steps/s [\d,]+ without, [\d,]+ with it", outcome.out), outcome.out
 
 
 @pytest.mark.slow
