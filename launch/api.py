@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from . import explanations, terminal
+from . import explanations
 from .assembly import assemble_run, run_to_end
 from .benchmark.result import check_baseline
 from .command_line import checks, parsing, rules, user_files
@@ -37,9 +37,9 @@ def run(
 ) -> Run:
     """Runs a model with its flags as keywords: `run(PlaneTrainer, data=data, train_steps=100, learning_rate=0.1)`.
 
-    Ctrl-C stops the run, saves it, and returns, in an interactive session by KeyboardInterrupt, as a second one does.
-    SIGTERM and SIGHUP stop and save the run first, and then have their usual effect. Threads are left as they are: only
-    a process that belongs to the run (`main`) gives each core of a CPU a micro-batch.
+    Ctrl-C, SIGTERM and SIGHUP stop and save the run first; then Ctrl-C raises KeyboardInterrupt, and the others have
+    their usual effect. Threads are left as they are: only a process that belongs to the run (`main`) gives each core of
+    a CPU a micro-batch.
 
     Args:
       trainer_class: as `crankshaft.main` takes it.
@@ -75,10 +75,10 @@ def run_within(trainer_class=None, *, data=None, hooks=(), may_change=(), set_by
 
 
 def raise_signal_again(run: Run) -> None:
-    """Lets a signal that has ended a run have its usual effect; Ctrl-C in an interactive session alone."""
+    """Lets a signal that has ended a run have its usual effect; that of Ctrl-C is KeyboardInterrupt."""
     if run.code in (EXIT_HUNG_UP, EXIT_TERMINATED):
         signal.raise_signal(run.code - 128)
-    if run.code == EXIT_INTERRUPTED and terminal.is_interactive():
+    if run.code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
 
 

@@ -29,7 +29,6 @@ from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Interrupted, Stop
 from ...engine.trainer import computes_metrics
-from .. import terminal
 from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
@@ -346,11 +345,10 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
             yield line  # a hook has stopped it, or the next attempt continues it by itself
         elif config.run_dir:
             yield f"{line}; saved, and the same {again} resumes from {config.configured_run_dir}"
-        elif not is_passed and (config.owns_process or terminal.is_interactive()):
-            yield f"{line}; nothing is kept without run_dir"
+        elif is_passed:
+            yield f"{line}; the model has the weights trained so far, and nothing else is kept"
         else:
-            owner = "model" if is_passed else "run"
-            yield f"{line}; the {owner} has the weights trained so far, and nothing else is kept"
+            yield f"{line}; nothing is kept without run_dir"
     if size := run.state.input.num_bytes:
         yield f"the position in the training data takes {size / 1e6:,.3g} MB of a checkpoint"
     if best := result.get("best"):

@@ -363,12 +363,15 @@ def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     assert (kept["optimizer"], kept["learning_rate"], kept["clip_norm"]) == ("adam", 0.001, 0.0)
 
 
-def test_ctrl_c_stops_saves_and_returns(tmp_path):
+@pytest.mark.usefixtures("answers_ctrl_c")
+def test_ctrl_c_stops_saves_and_raises(tmp_path):
     hooks = [every_epoch(lambda status, _: status.epoch == 3 and os.kill(os.getpid(), signal.SIGINT))]
-    done = run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
-    assert done.result["stop"].startswith("SIGINT")
-    assert 12 <= done.result["step"] < 200
-    assert load_model(done.run_dir, done.result["step"])(EVAL_POINTS).shape == (100, 1)
+    with pytest.raises(KeyboardInterrupt):
+        run(Plane, data=data, hooks=hooks, train_epochs=50, run_dir=tmp_path / "run", **QUIET)
+    done = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert done["stop"].startswith("SIGINT")
+    assert 12 <= done["step"] < 200
+    assert load_model(tmp_path / "run", done["step"])(EVAL_POINTS).shape == (100, 1)
 
 
 OWN_FLAG = """
