@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from . import optimizers
 from .data import form
 from .errors import UsageError, reason
 from .internals import keras
-from .internals.variables import variable_path
+from .internals.variables import tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
 from .optimizers.averaging import WeightAverage
@@ -66,6 +67,15 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     for optimizer in (*inventory.optimizers.values(), *inventory.keras_optimizers):
         inventory.applied_options[id(optimizer)] = optimizers.applied_options(optimizer, trainer.run_context.options)
     updated = [v for optimizer in inventory.optimizers.values() for v in optimizer.updated_variables]
+    if options.ema_decay:
+        updates = Counter(
+            (id(tf_variable(v)), variable_path(v)) for x in inventory.optimizers.values() for v in x.trainable
+        )
+        if shared := [path for (_, path), times in updates.items() if times > 1]:
+            raise UsageError(
+                f"ema_decay: several optimizers update {shared[0]}, and each would average it by itself; have one of "
+                "them update it, or leave ema_decay out"
+            )
     reduction.build(updated, inventory.aggregated)
     return trainer
 

@@ -164,7 +164,8 @@ class Update:
       trainer: the step's trainer. Its options say how gradients are clipped and whether a step may be skipped.
       gradients: all gradients of the update, of the mean across replicas, unscaled. Those of frozen variables are left
         out.
-      variables: the gradients' variables.
+      variables: the gradients' variables. One that several optimizers update is listed once for each, with the gradient
+        of its loss, in the order in which they are applied.
       options: the options by which to clip and skip, if an optimizer has its own; None takes the trainer's.
       loss_scale: an `optimizers.loss_scale.DynamicLossScale` that adapts to the gradients; None takes the trainer's.
 
@@ -193,6 +194,16 @@ class Update:
         loss_scale: Any = None,
     ):
         options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
+        self._positions: dict[int, list[int]] = {}  # of each variable's gradients: one for each time that it is listed
+        for position, variable in enumerate(variables):
+            self._positions.setdefault(id(tf_variable(variable)), []).append(position)
+        clips = options.clip_norm or options.clip_variable_norm
+        if clips and (shared := [places[1] for places in self._positions.values() if len(places) > 1]):
+            raise UsageError(
+                f"{'clip_norm' if options.clip_norm else 'clip_variable_norm'}: {type(trainer).__name__} updates "
+                f"{variable_path(variables[shared[0]])} by several optimizers in one update, whose gradients would be "
+                "clipped by a common norm; make an update for each, such as a call of minimize, or leave it out"
+            )
         gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
         # What is not updated must not count in the norm either, or freezing a layer would change how others are
         # clipped.
@@ -221,7 +232,6 @@ class Update:
         elif options.clip_variable_norm:
             gradients = gradients.clipped_by_norms(options.clip_variable_norm, list(map(table_identity, variables)))
         self.gradients = gradients
-        self._positions = {id(tf_variable(variable)): position for position, variable in enumerate(variables)}
         self._loss_scale = loss_scale or getattr(trainer, "loss_scale", None)  # float16's
 
     def apply(self, optimizer: Any, variables: Sequence) -> None:
@@ -229,7 +239,8 @@ class Update:
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
         step_context().applied.mark("Update.apply")
-        values = [self.gradients.values[self._positions[id(tf_variable(variable))]] for variable in variables]
+        places = [self._positions[id(tf_variable(variable))] for variable in variables]
+        values = [self.gradients.values[place.pop(0) if len(place) > 1 else place[0]] for place in places]
         gradients = self.gradients.with_values(values)
         if self.finite is None:
             optimizer.apply(gradients, variables)
@@ -275,13 +286,15 @@ def minimize(
       losses: computes the metrics of a batch or micro-batch: (total, count) pairs by name, as `crankshaft.mean` returns
         for one value per example. A loss may be a dictionary of means, as that of `Trainer.loss`: the loss is their
         sum, and each is a metric by its name.
-      optimizers: made by `make_optimizer`, by the name of the loss that each minimizes. No two share a variable.
+      optimizers: made by `make_optimizer`, by the name of the loss that each minimizes. All gradients are taken before
+        the first update; a variable that several optimizers share gets an update by each, in the dictionary's order.
 
     Returns:
       The metrics, with those of `Update.end`.
 
     Raises:
-      UsageError: a loss is missing, or depends on none of its optimizer's variables; or an optimizer is bare.
+      UsageError: a loss is missing, or depends on none of its optimizer's variables; or an optimizer is bare; or
+        optimizers share a variable, and gradients are clipped by norms.
 
     Example:
       >>> def train_step(self, batch):  # in a Trainer with two models

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, make_optimizer, mean, minimize, step_context
+from crankshaft.engine.errors import UsageError
 
 pytestmark = pytest.mark.thorough
 
@@ -87,6 +88,40 @@ def test_each_loss_is_divided_by_its_own_count_and_clipped_with_the_others(bench
     np.testing.assert_allclose(norm, expected, rtol=1e-6)
     found = [made.copies(number)[-1] for number in made.trainer.numbers]
     np.testing.assert_allclose(found, -np.array([[4], [6]]) / expected, rtol=1e-6)
+
+
+class Shared(TwoCounts):
+    """Both optimizers update the first number too; the second loss is of both numbers."""
+
+    def build(self):
+        self.numbers = [tf.Variable([0.0]), tf.Variable([0.0])]
+        self.all, self.some = (make_optimizer(self, self.numbers[:n]) for n in (1, 2))
+
+    def losses(self, batch):
+        first, second = self.numbers
+        return {"loss": mean(first * batch[0]), "some": mean(tf.square(first - 1.0) * batch[0] + second * batch[0])}
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_optimizers_that_share_a_variable_each_apply_the_gradient_of_their_own_loss(bench, replicas):
+    """The mean of 1 to 7 is 4, so are the first gradient and the second's; the shared one of the second loss is -8.
+
+    Adagrad divides by the root of what it has summed of squares, so its updates tell whose gradient it got.
+    """
+    data = np.arange(1, 8, dtype=np.float32), np.zeros(7, np.int32)
+    how = {"optimizer": "adagrad", "learning_rate": 1.0}
+    made = bench(Shared(), data, 8, replicas, **how)
+    made.curve(1, "loss")
+    found = [made.copies(number)[-1][0] for number in made.trainer.numbers]
+    expected = [-4 / np.sqrt(0.1 + 16) + 8 / np.sqrt(0.1 + 64), -4 / np.sqrt(0.1 + 16)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("option", ["clip_norm", "clip_variable_norm", "ema_decay"])
+def test_what_counts_a_shared_variable_once_can_not_be_combined_with_two_optimizers(bench, option):
+    data = np.arange(1, 8, dtype=np.float32), np.zeros(7, np.int32)
+    with pytest.raises(UsageError, match=rf"^{option}: .* by several optimizers|^{option}: several optimizers"):
+        bench(Shared(), data, 8, 1, optimizer="sgd", **{option: 0.5}).train(1)
 
 
 class Compiled(TwoCounts):
