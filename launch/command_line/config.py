@@ -121,6 +121,13 @@ class Config(Flags):
         return self.cluster is None or self.cluster.is_chief
 
     @property
+    def progress_mode(self) -> str:
+        """What `launch.run.progress` shows here: nothing but on the chief, and JSON in place of a bar or lines."""
+        if not self.is_chief or self.progress == "off":
+            return "off"
+        return "json" if self.log_format == "json" else self.progress
+
+    @property
     def placement_rules(self) -> list[tuple[str, int]]:
         """The rules of --variable_placement, as (regular expression, number of the server). Raises `UsageError`."""
         servers = len(self.tasks.job("ps"))

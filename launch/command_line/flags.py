@@ -405,6 +405,13 @@ class Flags:
         of_call=True,
         may_differ=True,
     )
+    log_format: str = _shown_flag(
+        OneOf(("text", "json")),
+        "text",
+        "json: print progress and evaluations as one JSON object per line, with the keys of the record.",
+        of_call=True,
+        may_differ=True,
+    )
     debug: bool = _shown_flag(
         Boolean(),
         False,

@@ -139,7 +139,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
             inputs.sharding(config),
             config.shuffle_window,
             read_timeout_seconds=_step_timeout_seconds(config) / 2,  # a read that hangs is named, not who waits for it
-            watch=progress.watch(config.progress if config.is_chief else "off"),
+            watch=progress.watch(config.progress_mode),
         ),
         parallel_micro_batches=parallel_micro_batches(config),
         owns_process=config.owns_process,

@@ -95,7 +95,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
                 writer=writer,
             )
         )
-    hooks += [Progress(config.progress if config.is_chief else "off"), run.stop_request]
+    hooks += [Progress(config.progress_mode), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
         hooks.append(_IncludeWorkers(config))
     # Those that save come last, and save the state of all hooks: `hooks` itself, to which they are appended.

@@ -1,10 +1,11 @@
-"""Shows a run to a person: a live bar in a terminal, plain lines elsewhere, models' summaries."""
+"""Shows a run: a live bar in a terminal, plain lines elsewhere, or lines of JSON; models' summaries."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import html
+import json
 import math
 import os
 import sys
@@ -23,8 +24,9 @@ from ...engine.mesh import shards
 from ...engine.meter import Meter, Totals, merged
 from ...engine.state import TrainState
 from .. import terminal
+from ..host.text_files import finite
 
-MODES = ("auto", "bar", "plain", "off")
+MODES = ("auto", "bar", "plain", "json", "off")
 _HIDDEN = {"gradient_norm", "skipped"}  # figures for TensorBoard and the NaN guard
 _LEAST_BAR = 1  # columns
 _RECENT_SECONDS = 3.0  # span of the rate that is shown
@@ -35,7 +37,8 @@ class Progress(Hook):
     """Shows step, metrics, examples a second, time left and evaluations. Reads metrics only when it shows them.
 
     Args:
-      mode: "bar", redrawn in place; "plain", a line now and then; "off"; "auto", a bar in a terminal or a notebook.
+      mode: "bar", redrawn in place; "plain", a line now and then; "json", the same as JSON;
+        "off"; "auto", a bar in a terminal or a notebook.
       file: stream to write to; None is standard output.
       redraw_seconds: at least so long from one redrawing of the bar to the next. Each costs about a millisecond.
       line_seconds: at least so long from one plain line to the next, except for evaluations and the last step.
@@ -46,7 +49,7 @@ class Progress(Hook):
     def __init__(self, mode: str = "auto", file=None, redraw_seconds=0.2, line_seconds=10.0, clock=time.monotonic):
         self._file = file or sys.stdout
         self.mode = resolved_mode(mode, self._file)
-        self._seconds_between = line_seconds if self.mode == "plain" else redraw_seconds
+        self._seconds_between = line_seconds if self.mode in ("plain", "json") else redraw_seconds
         self._clock = clock
         self._bar: Bar | CellBar | None = None
         self._recent: list[Totals] = []  # one at most
@@ -76,7 +79,9 @@ class Progress(Hook):
         if status.evaluation is not None or status.last or status.stop or now - self._shown_at >= self._seconds_between:
             self._shown_at = now
             self._show(status)
-        if status.evaluation is not None:
+        if status.evaluation is not None and self.mode == "json":
+            self._print(evaluation_line(status.step, status.evaluation, "json"))
+        elif status.evaluation is not None:
             title = getattr(status.evaluation, "title", "evaluation")
             self._print("  ".join([_step(status), title, *metrics_shown(status.evaluation)]))
 
@@ -94,11 +99,16 @@ class Progress(Hook):
 
     def _show(self, status: Status) -> None:
         # The line of a stop is one more: the next has all steps since the one before.
-        metrics = metrics_shown((self._metrics.totals if status.stop else self._metrics.take()).means())
+        means = (self._metrics.totals if status.stop else self._metrics.take()).means()
+        self._shown_step = status.step
+        if self.mode == "json":
+            figures = {"epoch": status.epochs, "until_step": status.until_step, "seconds_left": status.seconds_left}
+            self._print(_json_line("window", status.step, means, **figures, **self._calls.take().speeds))
+            return
+        metrics = metrics_shown(means)
         epoch = f"epoch {rounded(status.epochs)}"
         speed = f"{rate:,.0f} examples/s" if (rate := self._rate()) else ""
         left = "" if status.seconds_left is None else f"{duration(status.seconds_left)} left"
-        self._shown_step = status.step
         if self._bar is None:
             self._print("  ".join(filter(None, [_step(status), *metrics, epoch, speed, left])))
             return
@@ -314,6 +324,20 @@ def metrics_shown(means: Mapping[str, float]) -> list[str]:
     """Formats metrics, the loss first, the others by name."""
     names = sorted((name for name in means if name not in _HIDDEN), key=lambda name: (name != "loss", name))
     return [f"{name} {_number(means[name])}" for name in names]
+
+
+def evaluation_line(step: int, evaluated: Mapping[str, float], log_format: str) -> str:
+    """Formats an evaluation for people, its metrics sorted by name; or as `log_format="json"`."""
+    if log_format == "json":
+        return _json_line("evaluation", step, evaluated, **getattr(evaluated, "batches", {}))
+    metrics = ", ".join(f"{name} {value:.6g}" for name, value in sorted(evaluated.items()))
+    return f"{getattr(evaluated, 'title', 'evaluation')} at step {step}: {metrics}"
+
+
+def _json_line(event: str, step: int, metrics: Mapping[str, float], **figures: Any) -> str:
+    """Formats a report with the keys that the record's event of this kind has."""
+    values = {"event": event, "time": time.time(), "step": step, **figures, "metrics": dict(metrics)}
+    return json.dumps(finite(values), separators=(",", ":"))  # without a space, at which a terminal's line is wrapped
 
 
 def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tuple[str, str]:

@@ -40,9 +40,9 @@ from . import hooks, results
 from .base import BaseRun
 from .data import external
 from .history import Means
-from .modes.evaluate import by_class, format_metrics
+from .modes.evaluate import by_class
 from .modes.outcome import Outcome, run_result
-from .progress import duration, print_model_summary
+from .progress import duration, evaluation_line, print_model_summary
 from .saved import restoring, weights
 
 
@@ -293,15 +293,18 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
 
-    evaluated, step = None, run.step
+    evaluated, made, step = None, None, run.step
     if run.evaluates and not exit_code:
         # None was made at this step where the run was stopped between evaluations. And weights that callbacks have set
         # at their end are evaluated in any case.
-        made = (hook.result for hook in run.hooks if isinstance(hook, evaluation.Evaluation) and hook.step == step)
-        evaluated = None if run.final.changed else next(made, None)
+        judges = (hook for hook in run.hooks if isinstance(hook, evaluation.Evaluation) and hook.step == step)
+        made = next((hook.result for hook in judges), None)
+        evaluated = None if run.final.changed else made
         if evaluated is None and (evaluates or run.final.changed):
             evaluated = _evaluate(run)
-    lines = [f"{evaluated.title} at step {step}: {format_metrics(evaluated)}"] if evaluated is not None else []
+    lines = []
+    if evaluated is not None and (run.config.log_format == "text" or evaluated is not made):  # a program reads it once
+        lines = [evaluation_line(step, evaluated, run.config.log_format)]
     best = next((hook for hook in run.hooks if isinstance(hook, Best) and hook.best_step is not None), None)
     ends_with_best = best is not None and run.config.restore_best and not exit_code
     if best and ends_with_best:  # the weights and their step; the run's checkpoints stay

@@ -11,6 +11,7 @@ import numpy as np
 from ....engine.hooks import evaluation
 from ....engine.metrics.by_class import report as class_report
 from ...failures import UsageError
+from .. import progress
 from ..base import BaseRun
 from ..data import external
 from ..saved import fingerprints, restoring
@@ -27,7 +28,7 @@ def evaluate_checkpoints(run: BaseRun) -> Outcome:
             has_ids = bool(run.trainer.run_context.vocabulary)
             fingerprints.warn_of_other_data(config, manifest, run.checkpoints_for("latest").about, has_ids)
         results[manifest.step] = evaluation.evaluate(run.strategy, run.state, directory=config.run_dir)
-        run.log(f"evaluation at step {manifest.step}: {format_metrics(results[manifest.step])}")
+        run.log(progress.evaluation_line(manifest.step, results[manifest.step], config.log_format))
     evaluated = results[run.state.step]
     reports, tables = by_class(run, evaluated)
     result = run_result(run, eval=evaluated, **reports)
@@ -75,8 +76,3 @@ def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
         if lacking := [name for name, count in zip(names, sums, strict=True) if not count]:
             lines.append(f"classes that are {why}: {', '.join(lacking)}")
     return "\n".join(lines)
-
-
-def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Formats metrics for people, sorted by name."""
-    return ", ".join(f"{name} {value:.6g}" for name, value in sorted(metrics.items()))

@@ -16,10 +16,9 @@ from ...cluster.rendezvous import Presence, answers
 from ...command_line import checks
 from ...failures import UsageError
 from ...host.signals import EXIT_CODES, Signals
-from .. import agreement
+from .. import agreement, progress
 from ..base import BaseRun
 from ..saved import restoring
-from .evaluate import format_metrics
 from .outcome import Outcome
 
 _POLL_SECONDS = 1.0
@@ -82,7 +81,7 @@ def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
     config = run.config
     metrics = evaluation.evaluate(run.strategy, run.state, batches=config.eval_batches, directory=config.run_dir)
-    run.log(f"{metrics.title} at step {run.state.step}: {format_metrics(metrics)}")
+    run.log(progress.evaluation_line(run.state.step, metrics, config.log_format))
     files.put("", run.state.step, lambda: event_values.evaluation(metrics))
     if best:
         best(_status(run, metrics))

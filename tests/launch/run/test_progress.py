@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import io
+import json
 import os
 import re
 import struct
@@ -23,6 +24,7 @@ from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.base import Periodic
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.inventory import Inventory
+from crankshaft.engine.machine.events import SCHEMA
 from crankshaft.engine.metrics.sums import LoopSums
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
@@ -176,6 +178,23 @@ def test_evaluations_have_a_line_whatever_the_time(bound):
     assert shown[-1].endswith(f"evaluation  loss {result['loss']:.4f}  accuracy {result['accuracy']:.4f}")
 
 
+def test_json_is_one_object_per_line_with_the_keys_of_the_record(bound):
+    file, cut, evaluation = io.StringIO(), Steps(2, 1.0), Evaluation(4)
+    run(bound, [cut, evaluation, Progress("json", file=file, clock=cut.clock, line_seconds=1000)], 8, clock=cut.clock)
+    lines = [json.loads(line) for line in file.getvalue().splitlines()]
+    assert [(line["event"], line["step"]) for line in lines] == [
+        *(("window", 4), ("evaluation", 4)),
+        *(("window", 8), ("evaluation", 8)),
+    ]
+    assert lines[3]["metrics"] == evaluation.result  # with all digits, whatever their exponent
+    assert set(lines[2]) == {
+        *("event", "time", "step", "epoch", "until_step", "seconds_left", "steps_per_sec", "examples_per_sec"),
+        "metrics",
+    }
+    for line in lines:  # what reads the record reads these
+        assert line.keys() - {"until_step"} <= SCHEMA[line["event"]].keys() | {"event", "time", "step"}
+
+
 def test_nothing_is_read_between_two_lines(bound, monkeypatch):
     class Watched(Progress):
         def __call__(self, status):
@@ -211,7 +230,7 @@ def test_off_is_silent_and_auto_is_plain_lines_where_there_is_no_terminal(bound,
 
 
 def test_unknown_mode_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="progress=loud is unknown; use one of auto, bar, plain, off"):
+    with pytest.raises(ValueError, match="progress=loud is unknown; use one of auto, bar, plain, json, off"):
         Progress("loud")
 
 
