@@ -1,4 +1,4 @@
-"""Formats a benchmark's result as text and, for `crankshaft report`, as Markdown.
+"""Formats a benchmark's or a run's result as text and, for `crankshaft report`, as Markdown.
 
 Both show the rows of one table, `_SECTIONS`. TensorFlow is not started.
 """
@@ -28,6 +28,14 @@ _SECTIONS = {
         "XLA": "{jit:on}",
         "timed": "{steps:,} steps in {wall_seconds:.2f} s",
         "warm-up": "{compile_seconds:.1f} s, compilation included",
+    },
+    "Result": {
+        "step": "{step:n}",
+        "evaluation": "{eval:n}",
+        "best": "{best[metric]} {best[value]:n} at step {best[step]:n}",
+        "goodput": "{goodput[share]:.1%} of {goodput[seconds][total]:,.0f} s",
+        "stopped": "{stop}",
+        "error": "{error}",
     },
     "Rate": {
         "steps/s": "{steps_per_sec:n}",
@@ -154,13 +162,14 @@ def text(result: Mapping[str, Any]) -> str:
     shown = list(sections(result))
     # One width for all names, so that the values are aligned.
     width = max((len(row[0]) for section in shown if not section.columns for row in section.rows), default=0)
-    return "\n\n".join("\n".join(_lines(section, width)) for section in shown)
+    return "\n\n".join("\n".join(aligned(section, width)) for section in shown)
 
 
-def _lines(section: Section, width: int) -> Iterator[str]:
-    lines = [section.columns, *section.rows] if section.columns else section.rows
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)] if section.columns else [width, 0]
-    for line in lines:
+def aligned(section: Section, width: int = 0) -> Iterator[str]:
+    """Yields a section's lines in columns; `width` is that of the names in one without columns."""
+    rows = [section.columns, *section.rows] if section.columns else section.rows
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if section.columns else [width, 0]
+    for line in rows:
         cells = zip(line, widths, section.figures, strict=True)
         yield "  ".join(cell.rjust(size) if right else cell.ljust(size) for cell, size, right in cells).rstrip()
 
@@ -168,7 +177,9 @@ def _lines(section: Section, width: int) -> Iterator[str]:
 def markdown(result: Mapping[str, Any]) -> str:
     """Formats a result as Markdown, without figures that it lacks."""
     subject = ", ".join(str(result[name]) for name in ("model", "input", "strategy") if result.get(name))
-    blocks = [f"# Benchmark: {subject}", str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
+    blocks = [f"# {'Benchmark' if 'schema' in result else 'Run'}: {subject}"]
+    if "schema" in result:
+        blocks += [str(result.get("date", "")), f"```console\n$ {result.get('command', '')}\n```"]
     for title, columns, figures, rows in sections(result):
         rules = ["---:" if right else "---" for right in figures]
         cells = [[cell.strip().replace("|", r"\|") for cell in row] for row in rows]
@@ -178,13 +189,14 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
-    """Reads a benchmark's result. Raises `UsageError` for other files, in one line."""
+    """Reads a benchmark's or a run's result. Raises `UsageError` for other files, in one line."""
     try:
         result = read_json(path, flags=flags, most_bytes=MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
-    if version != VERSION:  # other parts may be missing: those that exist are shown
+    is_run = version is None and isinstance(result, dict) and {"mode", "run_dir"} <= result.keys()
+    if version != VERSION and not is_run:  # other parts may be missing: those that exist are shown
         raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of result_json")
     try:
         list(sections(result))

@@ -94,6 +94,11 @@ class RecordReader:
         return self._identity, self._offset, self.problem
 
     @property
+    def latest(self) -> Mapping[str, Mapping[str, Any]]:
+        """The newest event of each kind of which one counts."""
+        return self._latest
+
+    @property
     def start_without_end(self) -> Mapping[str, Any]:
         """The newest start of a run that has written no end; {} of others."""
         return {} if "end" in self._latest else self._latest.get("start", {})

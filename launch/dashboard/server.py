@@ -3,6 +3,7 @@
 For example:
 
   crankshaft monitor runs/first
+  crankshaft monitor runs
   crankshaft monitor --port=8080 runs/first runs/second rate.json
 
 Only this machine reaches the page, unless --bind is set. Nothing is written, and the runs are not disturbed.
@@ -27,7 +28,7 @@ from ..command_line.rules import Integer, Text, flag
 from ..failures import UsageError
 from ..host.serving import Application, Server
 from . import page
-from .recorded_run import RecordedRun
+from .recorded_run import RecordedRun, recorded_runs
 
 _HEADERS = [
     ("Cache-Control", "no-store"),
@@ -57,14 +58,14 @@ class DashboardFlags:
 
 def main(argv: list[str]) -> int:
     """Serves the page of the runs on the command line until Ctrl-C."""
-    usage = "crankshaft monitor [flags] RUN_DIR|RESULT.json ..."
+    usage = "crankshaft monitor [flags] RUN_DIR|FOLDER_OF_RUNS|RESULT.json ..."
     flags, paths = command_flags.read(argv, DashboardFlags, usage, takes_words=True)
     bind, port = flags.bind, flags.port
     if not paths:
         raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
     token = "" if address.is_loopback and not flags.allow_host else secrets.token_urlsafe(24)
-    shown = application([RecordedRun(path) for path in paths], token, flags.allow_host)
+    shown = application(recorded_runs(paths), token, flags.allow_host)
     try:
         server = Server(bind, port, shown, any_host=bool(token))
     except OSError as error:

@@ -178,36 +178,16 @@ const drawn = () => shown().filter((run) => chosen.drawn.has(run.index));
 const flagsOf = (run) => run.view?.latest?.config?.values ?? {};
 const flagText = (value) => (typeof value === "string" ? value : typeof value === "number" ? String(Number(value.toPrecision(6))) : JSON.stringify(value) ?? "–");
 
-// What --monitor names: its best value is the smallest ("min") or the largest ("max").
-function monitored(run) {
-  const [, direction, kind, name] = /^(?:(max|min):)?(eval_|train_)?(.*)$/s.exec(String(flagsOf(run).monitor ?? "eval_loss"));
-  return { direction: direction ?? (/loss|error/.test(name) ? "min" : "max"), kind, name };
-}
-// The monitored value at the best checkpoint; without one, the best of all.
-function best({ view }) {
-  const { direction, kind, name } = monitored({ view });
-  const columns = kind !== "train_" && view?.evaluations?.[`metrics.${name}`] ? view.evaluations : view?.windows ?? {};
-  const values = columns[`metrics.${name}`] ?? [], saved = view?.notes?.findLast((note) => note.event === "checkpoint" && note.best);
-  const at = saved ? columns.step.indexOf(saved.step) : -1, finite = values.filter((value) => value != null);
-  if (at >= 0 && values[at] != null) return values[at];
-  return finite.length ? Math[direction](...finite) : null;
-}
 // What has become of a run: [text, class].
-function stateOf(run) {
-  const { start, end, window } = run.view?.latest ?? {};
-  if (end) return [`ended: ${end.reason ?? ""}${end.exit_code ? ` (exit code ${end.exit_code})` : ""}`, end.exit_code ? "late" : ""];
-  if (run.killed) return [`was killed, or its machine stopped, at ${moment(run.killed)}`, "late"];
-  if (run.late) return [`nothing new for ${span(run.age)}${window ? `, since step ${number(window.step)}` : ""}`, "late"];
-  return window || start ? ["runs", "runs"] : ["", ""];
-}
+const stateOf = (run) => run.state ?? ["", ""];
 const spentBy = (view) => view?.latest?.end?.goodput?.seconds ?? view?.latest?.window?.spent;
 
 function renderRuns() {
   $("runs").hidden = runs.length < 2;
-  const flags = [...new Set(runs.flatMap((run) => Object.keys(flagsOf(run))))].sort()
-    .filter((name) => name !== "run_dir" && new Set(runs.map((run) => flagText(flagsOf(run)[name]))).size > 1);
+  const known = runs.map(flagsOf).filter((values) => Object.keys(values).length);
+  const flags = [...new Set(known.flatMap(Object.keys))].sort().filter((name) => !["run_dir", "result_json"].includes(name) && new Set(known.map((values) => flagText(values[name]))).size > 1);
   const rows = runs.map((run, index) => {
-    const values = flagsOf(run), value = best(run), step = run.view?.latest?.end?.step ?? last(run.view?.windows?.step), seconds = spentBy(run.view)?.total;
+    const values = flagsOf(run), value = run.view?.best?.value, step = run.view?.latest?.end?.step ?? last(run.view?.windows?.step), seconds = spentBy(run.view)?.total;
     const cells = { run: [run.name], best: [number(value), value], step: [number(step), step], state: [stateOf(run)[0]], duration: [span(seconds), seconds] };
     for (const name of flags) cells[name] = [flagText(values[name]), typeof values[name] === "number" ? values[name] : undefined];
     return { index, cells };
@@ -215,7 +195,7 @@ function renderRuns() {
   const { head, down } = chosen.sort, key = ({ cells }) => cells[head]?.[1] ?? cells[head]?.[0] ?? "";
   const inOrder = (a, b) => (down ? -1 : 1) * (typeof key(a) === "number" && typeof key(b) === "number" ? key(a) - key(b) : String(key(a)).localeCompare(String(key(b)), "en", { numeric: true }));
   if (!chosen.drawn || (chosen.drawn.isEarly && runs.every((run) => run.view))) { // the best of many, once all are read
-    const worse = ({ index, cells }) => (cells.best[1] ?? Infinity) * (monitored(runs[index]).direction === "max" && cells.best[1] != null ? -1 : 1);
+    const worse = ({ index, cells }) => (cells.best[1] ?? Infinity) * (runs[index].view?.best?.direction === "max" ? -1 : 1);
     const few = runs.length > COLOURS ? rows.sort((a, b) => worse(a) - worse(b)).slice(0, COLOURS).map((row) => row.index) : runs.map((_, index) => index);
     if (!few.includes(chosen.focus)) few[COLOURS - 1] = chosen.focus;
     chosen.drawn = Object.assign(new Map(few.map((index, colour) => [index, colour])), { isEarly: !runs.every((run) => run.view) });

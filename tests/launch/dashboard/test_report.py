@@ -1,12 +1,14 @@
-"""`crankshaft report`: a benchmark's result as Markdown, runs and results as a page; each mistake is one line."""
+"""`crankshaft report`: runs as a table, a result as Markdown, both as a page; each mistake is one line."""
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
 
 from benchmarks.monitor_page import events, write
+from crankshaft.engine.machine.events import pid_space
 from crankshaft.launch import command
 from crankshaft.launch.benchmark import result
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
@@ -62,6 +64,46 @@ def test_runs_and_results_are_written_as_one_page(tmp_path, reported):
     assert ["steps/s", "4,000"] in held["runs"][1]["view"]["result"]["sections"][1]["rows"]
 
 
+def test_a_folder_of_runs_is_a_table_and_each_is_named_by_what_differs_in_its_path(tmp_path, reported, monkeypatch):
+    write(tmp_path / "sweep" / "a" / "run" / "events.jsonl", events(0))
+    gone = {"pid": 2**22 + 1, "pid_space": pid_space()}
+    write(tmp_path / "sweep" / "b" / "run" / "events.jsonl", ({**line, **gone} for line in [*events(1)][:-1]))
+    (tmp_path / "sweep" / "a" / "run" / "result.json").write_text("{}")
+    known = {"mode": "train_and_eval", "model": "mlp", "run_dir": "gone", "step": 7, "train": {"loss": 0.5}}
+    best = {"metric": "eval_loss", "value": 2.402e-05, "step": 5}
+    (tmp_path / "copy.json").write_text(json.dumps({**known, "best": best, "stop": None}))
+    monkeypatch.chdir(tmp_path)
+    code, text, _ = reported("sweep")
+    head, first, second = (re.split(r"  +", line) for line in text.splitlines())
+    assert code == 0
+    assert head == ["run", "started", "steps", "best", "learning_rate", "seed", "state"]
+    assert [first[0], *first[2:]] == ["a", "20,000", first[3], "0.001", "0", "ended: complete"]
+    assert [second[0], second[2], *second[4:6]] == ["b", "20,000", "0.002", "1"]
+    assert second[6].startswith("was killed, or its machine stopped, at 2023-11-1")
+    assert re.fullmatch(r"eval_loss 0\.\d+", first[3])
+    # A run's result stands for its run, and a copy of one elsewhere for itself.
+    assert reported("sweep/a/run/result.json")[1].splitlines()[1].split()[0] == "run"
+    _, text, _ = reported("sweep", "copy.json")
+    assert [line.split()[0] for line in text.splitlines()[1:]] == ["sweep/a/run", "sweep/b/run", "copy.json"]
+    assert re.split(r"  +", text.splitlines()[3]) == [
+        "copy.json",
+        "–",
+        "7",
+        "eval_loss 2.402e-05",
+        "–",
+        "–",
+        "ended: done",
+    ]
+    _, text, _ = reported("copy.json")
+    assert "| best | eval_loss 2.402e-05 at step 5 |" in text
+    _, text, _ = reported("sweep", "copy.json", "--html=both.html")
+    page = (tmp_path / "both.html").read_text()
+    held = json.loads(page.partition('id="data">')[2].partition("</script>")[0])["runs"]
+    assert [run["name"] for run in held] == ["sweep/a/run", "sweep/b/run", "copy.json"]
+    assert [run.get("state", [""])[0][:5] for run in held] == ["ended", "was k", ""]
+    assert held[0]["view"]["best"]["direction"] == "min"
+
+
 def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, reported):
     """As /dev/stdout, which is a link to a pipe."""
     write(tmp_path / "run" / "events.jsonl", events(0))
@@ -79,7 +121,7 @@ def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, reported):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "can't be read"),
+        (None, "is not there"),
         ("{", "can't be read"),
         ("[]", "is of schema None"),
         ('{"schema": "x/9"}', "schema x/9"),
@@ -95,15 +137,14 @@ def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):
     code, _, (line,) = reported(path)
     assert code == 2
     assert says in line
-    assert "give a file of result_json" in line
+    assert "a file of result_json" in line
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "0 paths instead of one; use crankshaft report RESULT.json, or any with --html=FILE"),
-        (["a", "b"], "2 paths instead of one"),
-        (["."], ". is a run's folder, which is shown as a page; add --html=FILE"),
+        ([], "the run's folder is missing; name it: crankshaft report RUN_DIR"),
+        (["a", "b"], "a is not there; give a run's folder on this machine"),
         (["gone", "--html=page.html"], "gone is not there; give a run's folder on this machine"),
         ([".", "--html=gone/page.html"], "gone"),
         (["--htlm=x"], "htlm is unknown; did you mean html?"),
