@@ -175,6 +175,11 @@ def ran_as_a_script(name: str, folder) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
+def test_the_loop_in_one_file_trains_two_replicas_as_one_device(tmp_path):
+    assert "the weights agree: they differ by at most" in ran_as_a_script("minimal.py", tmp_path)
+
+
 @pytest.mark.slow
 def test_the_search_finds_and_prunes(tmp_path):
     out = ran_as_a_script("search.py", tmp_path)
