@@ -6,7 +6,7 @@ Trains one model by a step that is written out, on two replicas and on one devic
 import numpy as np
 import tensorflow as tf
 
-from crankshaft import Trainer, Update, mean, run  # import first: keeps TensorFlow's startup log off the screen
+from crankshaft import Trainer, Update, mean, run
 
 EXAMPLES, BATCH_SIZE, EPOCHS = 1000, 64, 10  # the last batch of an epoch has 40 examples, 20 for each of two replicas
 
