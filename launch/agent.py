@@ -27,11 +27,11 @@ from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members
 from .cluster.restart_loop import Attempt, RestartLoop
 from .cluster.restarts import WINDOW_SECONDS, Decision, Synchronous, TaskExit, has_ended, recorded_restarts
-from .cluster.task_memory import TaskMemory
+from .cluster.task_memory import TaskMemory, written_line
 from .command_line import checks
 from .failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
 from .host import process
-from .host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
+from .host.signals import EXIT_CODES, Handlers
 
 if TYPE_CHECKING:
     from .command_line.config import Config
@@ -174,11 +174,12 @@ class _Agent(RestartLoop):
 
     def _pass_on(self, number: int, frame) -> None:
         """Passes a signal on to the task, which saves and ends; a second one kills it."""
+        is_second = self._is_second(number)
         if self._stop_signal is None:
-            self._stop_signal, self._stopped_at = signal.Signals(number), time.monotonic()
+            self._stop_signal = signal.Signals(number)
             if self._child:
                 self._child.send(self._stop_signal)
-        elif time.monotonic() - self._stopped_at > SAME_REQUEST_SECONDS and self._child:
+        elif is_second and self._child:
             self._child.kill()
 
     def _end(self, code: int) -> int:
@@ -196,8 +197,8 @@ class _Agent(RestartLoop):
             child = self._children.fork(self._memory.write)
             lost = child.wait()
             self._children.end([child])
-            print_line(f"step {step:,} was in memory, and is {'lost' if lost else 'saved now'}")
-        has_notice = code == EXIT_TERMINATED or (code and self._stop_signal == signal.SIGTERM)
+            print_line(written_line(step, bool(lost)))
+        has_notice = code == EXIT_TERMINATED or (code and self._stop_signal in (signal.SIGTERM, signal.SIGUSR1))
         if self._members and has_notice:
             self._members.leave()
         return code

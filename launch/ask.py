@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_runs(run_dir: str, task: str | None) -> None:
-    """Raises `UsageError` if there is no such run or task, `RunError` if it has ended."""
+    """Raises `UsageError` if there is no such run or task, `RunError` if it has ended or restarts."""
     path = RunDir(run_dir).events
     if not os.path.isfile(path):
         raise UsageError(
@@ -70,13 +70,18 @@ def _check_runs(run_dir: str, task: str | None) -> None:
     for event, _ in events.read(path):
         if event["event"] == "start":
             last.clear()
-        if event["event"] in ("start", "cluster", "end"):
+        if event["event"] == "end":
+            last.pop("restart", None)  # of a single task
+        if event["event"] in ("start", "cluster", "end", "restart"):
             last[event["event"]] = event
-    if end := last.get("end"):
-        raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
-    start, cluster = last.get("start", {}), last.get("cluster", {})
+    start, cluster, end, restart = (last.get(kind, {}) for kind in ("start", "cluster", "end", "restart"))
     pid, space = start.get("pid"), events.pid_space()
-    if space and start.get("pid_space") == space and pid is not None and not process.is_alive(pid):
+    is_gone = space and start.get("pid_space") == space and pid is not None and not process.is_alive(pid)
+    if restart and (end or is_gone):
+        raise RunError(f"{run_dir}: the run restarts, since {restart.get('cause')}; ask again in a minute")
+    if end:
+        raise RunError(f"{run_dir}: the run has ended at step {end['step']:,}: {end.get('reason')}")
+    if is_gone:
         raise RunError(f"{run_dir}: process {pid} ended without recording why; start the run again")
     names = [str(task.get("name")) for job in ("workers", "servers") for task in cluster.get(job) or ()]
     if task is not None and task not in (*names, "chief"):

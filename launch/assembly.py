@@ -83,9 +83,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         inherited_lock = config.cluster.lock if config.cluster else None
         lock = None
         if config.writes_run:
-            is_alone = not config.cluster or config.cluster.is_on_one_host
-            lock_seconds = 0.0 if is_alone else process.LOCK_SECONDS
-            lock = stack.enter_context(process.lock(config.files.path, inherited_lock, lock_seconds))
+            lock = stack.enter_context(process.lock(config.files.path, inherited_lock, process.LOCK_SECONDS))
         outcome_writer = RunOutcomeWriter(config, lock, began)
         stack.push(outcome_writer.end)
         if config.metrics_port is not None:

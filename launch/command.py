@@ -12,7 +12,7 @@ from . import explanations, failures
 from .command_line import help
 from .command_line.flags import MODES
 from .host import process
-from .host.signals import interruptible
+from .host.signals import end_pid_1, interruptible
 
 
 class Command(NamedTuple):
@@ -71,6 +71,7 @@ def run() -> None:
 
 def execute(name: str, arguments: Sequence[str]) -> NoReturn:
     """Runs a subcommand, whose failures become one line each here, and exits the process."""
+    end_pid_1()
     command, argv = COMMANDS[name], [f"crankshaft {name}", *arguments]
     main = importlib.import_module(command.module).main
     if name == "train":  # which scripts call too: it exits by itself

@@ -27,7 +27,7 @@ from .benchmark.result import check_baseline
 from .command_line import checks, help, parsing, user_files
 from .command_line import config as configs
 from .host import exits, process
-from .host.signals import interruptible
+from .host.signals import end_pid_1, interruptible
 from .plan.scripts import planner
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
@@ -65,6 +65,7 @@ def main(
             "main() reads the command line of a program and ends it, and this is a notebook or a prompt; use "
             "crankshaft.run, with the flags as keywords: run(MyTrainer, data=data, train_epochs=10)"
         )
+    end_pid_1()
     process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:

@@ -23,6 +23,7 @@ from . import hangs
 from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
 
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
+_NAME = "watchdog"  # of its thread
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _UNHEARD_SECONDS = 10.0  # all have connected by TensorFlow as a watch begins
@@ -153,15 +154,15 @@ class Watchdog:
         try:
             self._peers.open()
         except OSError as error:
-            address = self._peers.called(self._peers.worker)
+            outer = any(thread.name == _NAME for thread in threading.enumerate())
+            cure = "the run around this one has it" if outer else "free it, or give bind an address of this host"
             logging.warning(
-                "the UDP port of %s can't be used (%s): who is stuck or lost is a guess; free it, or give bind an "
-                "address of this host",
-                *(address, error),
+                "the UDP port of %s can't be used (%s): who is stuck or lost is a guess; %s",
+                *(self._peers.called(self._peers.worker), error, cure),
             )
             self._peers.close()
         self._progressed_at = time.monotonic()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name=_NAME, daemon=True)
         self._thread.start()
         return self
 

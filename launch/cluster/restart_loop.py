@@ -7,6 +7,7 @@ import signal
 from typing import NamedTuple
 
 from ...engine.machine import events
+from ..host.signals import SecondSignal
 from .children import Children
 from .restarts import Decision, Synchronous, TaskExit
 from .task_memory import TaskMemory
@@ -40,7 +41,7 @@ class RestartLoop(abc.ABC):
         self._rule, self._children, self._memory, self._events = rule, children, memory, record
         self._decision: Decision | None = None  # before the attempt has ended
         self._stop_signal: signal.Signals | None = None  # asks for the end
-        self._stopped_at = 0.0
+        self._is_second = SecondSignal()
         self._step = self._newest_step()  # as the last attempt ended
 
     @abc.abstractmethod

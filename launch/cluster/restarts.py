@@ -20,23 +20,18 @@ from ..explanations import thread_limit
 from ..failures import (
     EXIT_DIVERGED,
     EXIT_FAILED,
-    EXIT_HUNG_UP,
-    EXIT_INTERRUPTED,
     EXIT_PORT_TAKEN,
     EXIT_REGROUP,
     EXIT_SLOWER,
-    EXIT_TERMINATED,
     EXIT_USAGE,
     CrankshaftError,
     signal_name,
 )
+from ..host.signals import EXIT_CODES
 from .reaper import EXIT_STOPPED
 
 # Exit codes of a task that was requested to end: it saved, or ended before it could catch the signal.
-_STOP_CODES = (
-    *(EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED),
-    *(-signal.SIGHUP, -signal.SIGINT, -signal.SIGTERM),
-)
+_STOP_CODES = (*EXIT_CODES.values(), *(-signal.Signals[name] for name in EXIT_CODES))
 # How Python's report ends on an error of Crankshaft's that a script has not caught.
 _UNCAUGHT_ERROR = re.compile(r"crankshaft\.[\w.]*\b(\w+)(:|$)")
 # And on a script that it can't compile, or whose imports fail, or on -m and no module's name.
@@ -79,7 +74,7 @@ class TaskExit:
 
     @property
     def ended_on_request(self) -> bool:
-        """Whether it ended on request, by Ctrl-C, SIGTERM or SIGHUP."""
+        """Whether it ended on request, by Ctrl-C or another signal of `EXIT_CODES`."""
         return self.code in _STOP_CODES
 
     @property

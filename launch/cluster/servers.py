@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -13,6 +14,7 @@ from ...engine.data.source import Source
 from ...engine.machine.requests import Requests, answer_stacks
 from .. import failures
 from ..host import exits, process
+from ..host.signals import Handlers
 from . import discovery, rendezvous
 from .tasks import Cluster, split
 
@@ -84,6 +86,9 @@ def serve(
     for number, code in ((signal.SIGTERM, failures.EXIT_TERMINATED), (signal.SIGINT, failures.EXIT_INTERRUPTED)):
         # At once: all that it holds is in a checkpoint, and its threads may be busy within TensorFlow.
         signal.signal(number, lambda *_, code=code: exits.leave(code))
+    # It warns of the end, which comes later: until then the coordinator saves, for which it needs its servers.
+    warned = threading.Event()
+    Handlers([signal.SIGUSR1], lambda *_: warned.set()).install()
     (chief,) = cluster.job("chief")
     coordinator = rendezvous.Presence(chief, timeout_seconds, cluster.identity)
     wait = rendezvous.Wait(cluster.task, timeout_seconds)
@@ -99,8 +104,9 @@ def serve(
             discovery.announce(cluster, run_dir.workers)
         if not coordinator.came:
             wait.log_progress(f"the coordinator ({chief}) to come")
-        if answering.dismissed.is_set() and not rendezvous.answers(chief):
-            exits.leave(0)  # its run has ended well, and so has its process
+        if (answering.dismissed.is_set() or warned.is_set()) and not rendezvous.answers(chief):
+            # Its run has ended, well or by the same signal, and so has its process.
+            exits.leave(0 if answering.dismissed.is_set() else failures.EXIT_TERMINATED)
         time.sleep(_POLL_SECONDS)
     line = f"the coordinator ({chief}) has not answered for {timeout_seconds:g} s: it has ended, or is stopped"
     code = failures.fail(failures.EXIT_FAILED, f"{line}; {cluster.task} ends")

@@ -19,14 +19,14 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..failures import EXIT_DIVERGED, EXIT_FAILED, EXIT_PORT_TAKEN, EXIT_USAGE, RunError, fail
-from ..host.signals import EXIT_CODES, SAME_REQUEST_SECONDS, Handlers
+from ..host.signals import EXIT_CODES, Handlers
 from . import rendezvous, resources
 from .children import Child, Children, wait
 from .output import Output, TaskOutput
 from .reaper import EXIT_STOPPED
 from .restart_loop import Attempt, RestartLoop
 from .restarts import Decision, EndTimeouts, Servers, Synchronous, TaskExit
-from .task_memory import TaskMemory
+from .task_memory import TaskMemory, written_line
 from .template import Template
 
 _OUTPUT_GRACE_SECONDS = 1.0  # wait for a reader of our output after a request to end
@@ -197,11 +197,11 @@ class Supervisor(RestartLoop):
         try:
             child = self._start_child("the saving process", variables, command, env=self._environment, pass_fds=files)
         except OSError as error:
-            self._output.print(f"step {step:,} was in memory, and is lost: {error}")
+            self._output.print(f"{written_line(step, is_lost=True)}: {error}")
             return
         wait([child], _WRITE_SECONDS)
         (code,) = self._children.end([child])
-        self._output.print(f"step {step:,} was in memory, and is {'lost' if code else 'saved now'}")
+        self._output.print(written_line(step, bool(code)))
 
     def _start_one(self, index: int) -> None:
         spec = self._specs[index]
@@ -363,13 +363,12 @@ class Supervisor(RestartLoop):
         for number in numbers:
             if number == signal.SIGCHLD:
                 continue
+            is_second = self._is_second(number)
             if self._stop_signal:
-                if time.monotonic() - self._stopped_at > SAME_REQUEST_SECONDS:
-                    for task in self._tasks:
-                        task.child.kill()
+                for task in self._tasks if is_second else ():
+                    task.child.kill()
                 continue
             self._stop_signal = signal.Signals(number)
-            self._stopped_at = time.monotonic()
             have = f"the tasks have {self._grace_seconds:g} s to save and end; a second one kills them"
             self._output.print(f"{self._stop_signal.name}: {have}")
             # SIGHUP is the terminal's, and theirs is this process: a script that saves does so at SIGTERM.

@@ -67,11 +67,16 @@ class TaskMemory:
         return _exit_code(_write(self._files))
 
 
+def written_line(step: int, is_lost: bool) -> str:
+    """Describes how the newest snapshot was written."""
+    return f"step {step:,} was in memory, and is {'lost, with what followed' if is_lost else 'saved now'}"
+
+
 def save_left(descriptors: Sequence[int]) -> None:
     """Writes what a process holds in its slots, once the chief is lost, unless that has; prints a line."""
     if (step := _unsaved_step([descriptors])) is not None:
         lost = _write([descriptors], LOCK_SECONDS)
-        print_line(f"step {step:,} was in memory, and is {f'lost: {lost}' if lost else 'saved now'}")
+        print_line(written_line(step, bool(lost)) + (lost and f": {lost}"))
 
 
 def is_inherited(environment: Mapping[str, str]) -> bool:

@@ -179,7 +179,9 @@ def _check_addresses(source: str, addresses: Sequence[tuple[str, str]]) -> None:
             raise UsageError(f"{source}'s {name} is {str(address)!r}; write its address as 'host:port'")
         host, port = split(address)
         if not host:
-            raise UsageError(f"{source}'s {name} is {address!r}; write its address as 'host:port', without a scheme")
+            is_ip6 = address.count(":") > 1 and "/" not in address
+            form = "'[IPv6]:port', with the brackets" if is_ip6 else "'host:port', without a scheme"
+            raise UsageError(f"{source}'s {name} is {address!r}; write its address as {form}")
         if not 1 <= port <= 65535:
             raise UsageError(f"{source}'s {name} is {address!r}, whose port is out of range; use 1 to 65535")
         if (normal := _normalized(address)) in owners:

@@ -25,7 +25,7 @@ from ...engine.machine import allocator, cpus, events
 from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
-from ..failures import UsageError
+from ..failures import CrankshaftError, RunError, UsageError
 from . import imports
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
@@ -35,6 +35,7 @@ _OWNER = NAMES.lock_owner
 # Address space for TensorFlow's threads and XLA, and for each core: two threads' stacks, and an arena of glibc's. Of
 # 20 steps of mlp on two cores it is 850 MB, and 1,300 MB with XLA.
 _STARTED_BYTES, _BYTES_PER_CORE = 1 << 30, 80 << 20
+_OF_DISK = (errno.EROFS, errno.EIO, errno.ESTALE)  # which may work again later
 _NO_FLOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOLCK)
 LOCK_SECONDS = 100.0  # a server of NFS ends the locks of a host that is lost after 90
 _LOCK_POLL_SECONDS = 1.0
@@ -271,6 +272,7 @@ def lock(
 
     Raises:
       RunDirInUse: another process, still alive, holds it.
+      RunError: the lock of another host has outlasted the wait, or the disk has failed: another try may have it.
       UsageError: it can't be locked.
     """
     if held is None:
@@ -280,8 +282,10 @@ def lock(
                 held.acquire()
                 break
             except RunDirInUse as error:
-                is_same = error.holder and error.holder == (first or error).holder
-                if not (is_same if after_loss else error.is_elsewhere) or time.monotonic() >= end:
+                is_same, is_over = error.holder and error.holder == (first or error).holder, time.monotonic() >= end
+                if is_over and error.is_elsewhere:
+                    raise RunError(error.message) from None
+                if not (is_same if after_loss else error.is_elsewhere) or is_over:
                     raise
                 if not first:
                     logging.warning("%s; this process waits for it, up to %g s", error, wait_seconds)
@@ -298,7 +302,7 @@ def can_lock(run_dir: str) -> bool:
     try:
         with lock(run_dir):
             return True
-    except UsageError:
+    except CrankshaftError:
         return False
 
 
@@ -331,7 +335,7 @@ class LockedRunDir:
             if not _try_flock(self._file, self._run_dir):
                 self._acquire_owner_file()
             self._folder = _identity(self._run_dir)
-        except UsageError:
+        except CrankshaftError:
             self.release()
             raise
 
@@ -450,7 +454,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def _lock_error(run_dir: str, error: OSError, name: str = NAMES.lock) -> UsageError:
-    return UsageError(
-        f"run_dir={run_dir}: its file {name} can't be locked ({error.strerror}); remove it, or use another run_dir"
-    )
+def _lock_error(run_dir: str, error: OSError, name: str = NAMES.lock) -> CrankshaftError:
+    problem = f"run_dir={run_dir}: its file {name} can't be locked ({error.strerror})"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):  # whose line has the cure
+        return RunError(problem)
+    if error.errno in _OF_DISK:
+        return RunError(f"{problem}; remount its disk, or use another run_dir")
+    return UsageError(f"{problem}; remove it, or use another run_dir")

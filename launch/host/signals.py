@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import os
@@ -20,9 +21,56 @@ from ..failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, print_li
 SAME_REQUEST_SECONDS = 1.0
 _ANSWER_SECONDS = 0.5  # after a signal; a run that has ended by then has no need of it
 _ACTION_BYTES = 512  # size of a `struct sigaction`, or more
-# Exit codes after the run was saved.
-EXIT_CODES = {"SIGHUP": EXIT_HUNG_UP, "SIGINT": EXIT_INTERRUPTED, "SIGTERM": EXIT_TERMINATED}
+# Exit codes after the run was saved. SIGUSR1 is what Slurm's users have sent some time before SIGTERM.
+EXIT_CODES = {
+    "SIGHUP": EXIT_HUNG_UP,
+    "SIGINT": EXIT_INTERRUPTED,
+    "SIGTERM": EXIT_TERMINATED,
+    "SIGUSR1": EXIT_TERMINATED,
+}
 _EXIT_CODES = {signal.Signals[name]: code for name, code in EXIT_CODES.items()}
+
+
+class SecondSignal:
+    """Tells a second signal, which ends at once, from the first, and from what is the same request as the first."""
+
+    def __init__(self):
+        self._first: float | None = None
+
+    def __call__(self, number: int) -> bool:
+        """Notes a signal, and returns whether it is a second one. SIGUSR1 never is, nor is the first after it."""
+        if number == signal.SIGUSR1:
+            return False
+        self._first = self._first or time.monotonic()
+        return time.monotonic() - self._first > SAME_REQUEST_SECONDS
+
+
+def has_usual_effect(number: int) -> bool:
+    """Returns whether a signal has no handler; C's count, such as that of `faulthandler.register`."""
+    action = ctypes.create_string_buffer(_ACTION_BYTES)
+    ctypes.CDLL(None).sigaction(number, None, action)
+    return not any(action.raw[: ctypes.sizeof(ctypes.c_void_p)])
+
+
+def end_pid_1() -> None:
+    """Makes SIGTERM end this process with 143 if it is pid 1, as in a container, for which the kernel ignores it.
+
+    Until a run, or the program, has a handler of its own. A thread does it: Python runs no handler while TensorFlow
+    compiles.
+    """
+    if os.getpid() != 1 or not has_usual_effect(signal.SIGTERM):
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    handlers = Handlers([signal.SIGTERM], lambda *_: None)
+
+    def end() -> None:
+        while signal.SIGTERM not in os.read(reading, 4096) or signal.getsignal(signal.SIGTERM) != handlers._handle:
+            pass
+        os._exit(EXIT_TERMINATED)
+
+    _thread.start_new_thread(end, ())  # not one of `threading`'s: the program has started none, and may be forked
+    handlers.install(writing)
 
 
 @contextlib.contextmanager
@@ -47,7 +95,8 @@ def keeping_sigterm():
 class Handlers:
     """Handlers of signals, in this process alone: a forked child has the previous ones.
 
-    SIGHUP stays ignored where it is (nohup). A thread that is not the main one gets no signals: there nothing is done.
+    SIGHUP stays ignored where it is (nohup), and a program keeps its own handler of SIGUSR1. A thread that is not the
+    main one gets no signals: there nothing is done.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals], act: Callable[[int, Any], None]):
@@ -64,8 +113,17 @@ class Handlers:
         if wakeup >= 0:
             self._wakeup_before = signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
         for number in self._numbers:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            before = signal.getsignal(number)
+            is_ours = isinstance(getattr(before, "__self__", None), Handlers)
+            if number == signal.SIGUSR1:
+                stays = not is_ours and not has_usual_effect(number)
+            else:
+                stays = number == signal.SIGHUP and before == signal.SIG_IGN
+            if not stays:
                 self._before[number] = signal.signal(number, self._handle) or signal.SIG_DFL
+
+    def handles(self, number: int) -> bool:
+        return number in self._before
 
     def remove(self) -> None:
         """Restores the previous handlers, unless they were replaced since."""
@@ -154,10 +212,9 @@ def ended_by_ctrl_c() -> Iterator[None]:
 
 
 class Signals:
-    """SIGTERM, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
+    """SIGTERM, SIGUSR1, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
 
-    A line reports it if that takes more than a moment. A signal within `SAME_REQUEST_SECONDS` of the first is not a
-    second one.
+    A line reports it if that takes more than a moment. `SecondSignal` tells what is a second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
 
@@ -194,7 +251,7 @@ class Signals:
                 if self._answering is None:
                     reading, self._wakeup = os.pipe()
                     os.set_blocking(self._wakeup, False)
-                    arguments = reading, self._ends_process, self._meanwhile, self._saves
+                    arguments = reading, self._handlers, self._ends_process, self._meanwhile, self._saves
                     answering = threading.Thread(target=_answer, args=arguments, name="signals", daemon=True)
                     answering.start()
                     self._answering, self._process = answering, os.getpid()
@@ -226,7 +283,7 @@ class Signals:
 
 
 class Standby:
-    """SIGTERM and SIGHUP between the calls of a run that its program holds. Entered while the run is open.
+    """SIGTERM, SIGUSR1 and SIGHUP between the calls of a run that its program holds. Entered while the run is open.
 
     One that arrives within a call is answered at its end, which comes soon: see `Strategy.evaluate`.
 
@@ -283,7 +340,9 @@ class Standby:
                 signal.raise_signal(signal.Signals[name])
 
 
-def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool) -> None:
+def _answer(
+    reading: int, handlers: Handlers, ends_process: bool, meanwhile: Callable[[], str | None], saves: bool
+) -> None:
     """Prints the consequence of a signal that has had no effect for half a second. Runs in a thread.
 
     Python runs a handler between its own instructions only: not within a compiled call, nor while one is compiled,
@@ -291,6 +350,7 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
 
     Args:
       reading: reading end of the pipe; closed at the end.
+      handlers: the run's; the pipe also gets the numbers of the program's.
       ends_process, meanwhile, saves: see `Signals`.
     """
 
@@ -299,13 +359,14 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
             print_line(line)
 
     saving: threading.Thread | None = None
-    first, name, is_answered = None, "", False
+    first, name, is_answered, is_second = None, "", False, SecondSignal()
     while True:
         waits = None if first is None or is_answered else max(0.0, first + _ANSWER_SECONDS - time.monotonic())
         if not select.select([reading], [], [], waits)[0]:
             is_answered = True
             saved = ", saved in its run_dir," if saves else ""
-            second = "; a second signal ends the process at once" if ends_process else ""
+            after = "one after the next" if name == "SIGUSR1" else "a second signal"
+            second = f"; {after} ends the process at once" if ends_process else ""
             print_line(f"{name}: the run ends{saved} once the call, compilation or callback is done{second}")
             # In another thread: a second signal ends the process meanwhile.
             saving = threading.Thread(target=save, name="saving")
@@ -314,13 +375,13 @@ def _answer(reading: int, ends_process: bool, meanwhile: Callable[[], str | None
         numbers = os.read(reading, 4096)
         if 0 in numbers:
             break
-        requests = [number for number in numbers if number in _EXIT_CODES]
-        if requests and first is None:
-            first, name = time.monotonic(), signal.Signals(requests[0]).name
-        elif first and requests and ends_process and time.monotonic() - first > SAME_REQUEST_SECONDS:
-            if os.isatty(1):
-                os.write(1, b"\x1b[?25h")  # shows the cursor again, which a progress bar hides
-            os._exit(_EXIT_CODES[signal.Signals(requests[0])])
+        for number in map(signal.Signals, filter(handlers.handles, numbers)):
+            if first is None:
+                first, name = time.monotonic(), number.name
+            if is_second(number) and ends_process:
+                if os.isatty(1):
+                    os.write(1, b"\x1b[?25h")  # shows the cursor again, which a progress bar hides
+                os._exit(_EXIT_CODES[number])
     if saving is not None:
         saving.join()
     os.close(reading)

@@ -25,7 +25,7 @@ from ..command_line.config import Config
 from ..failures import UsageError
 from ..host import exits
 from ..host.isolation import Isolation
-from ..host.signals import Standby
+from ..host.signals import EXIT_CODES, Standby
 from . import agreement, training
 from .base import BaseRun
 from .data import external
@@ -550,7 +550,7 @@ class Run(BaseRun):
             status.agreed_stop = status.agreed_stop or Stop(name)
             status.stop = str(status.agreed_stop)
             self._end(None, ended_by=name)
-        signal.raise_signal(signal.Signals[name])
+        signal.raise_signal(EXIT_CODES[name] - 128)
 
     def _end(self, error: BaseException | None, ended_by: str | None = None, is_left: bool = False) -> None:
         """Saves and closes an open run; several processes save it only if none of them failed.

@@ -94,7 +94,7 @@ class RunOutcomeWriter:
         try:
             self._write({**entries, "error": line, "exit_code": code}, code)
         except OSError as failed:
-            logging.warning("the result, %s, is not written: %s", line, explanations.explain_system_error(failed))
+            logging.warning("the result is not written: %s", explanations.explain_system_error(failed))
 
 
 def warn_of_full_tables(tables: Mapping[str, int]) -> None:

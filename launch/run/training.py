@@ -33,7 +33,7 @@ from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..failures import EXIT_REGROUP, UsageError, print_line
+from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError, print_line
 from ..host.signals import EXIT_CODES, Signals
 from ..host.text_files import write_run_file
 from . import hooks, results
@@ -280,7 +280,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
       evaluates: whether the result has an evaluation that the run itself has not made.
     """
     reason, _, exit_code = run.loop.status.agreed_stop or Stop("")
-    if reason == "SIGTERM" and run.config.min_workers and not run.stop_request.reason:
+    if EXIT_CODES.get(reason) == EXIT_TERMINATED and run.config.min_workers and not run.stop_request.reason:
         # Another host's notice of preemption: the agents decide whether this one continues without that.
         exit_code = EXIT_REGROUP
     exit_code = exit_code or EXIT_CODES.get(reason, 0)

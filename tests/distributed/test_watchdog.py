@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import pathlib
 import re
 import signal
@@ -254,6 +255,21 @@ def test_worker_in_an_endless_input_function_is_named_and_shows_where(start_work
     assert all(re.match(r"worker 1 \(localhost:\d+\)", each) for each in said), said
     assert "this process, has not arrived" in said[1]
     assert "in read_forever" in job.output(1)
+
+
+@pytest.mark.parametrize("is_within", [True, False])
+def test_who_has_the_port_of_a_watch_is_named_if_it_is_this_process(caplog, is_within):
+    (port,) = free_ports(1)
+    watch = functools.partial(Watchdog, 0, ("worker 0",), (f"127.0.0.1:{port}",), NEVER)
+    with contextlib.ExitStack() as stack:
+        if is_within:
+            stack.enter_context(watch())
+        else:
+            other = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            other.bind(("127.0.0.1", port))
+        stack.enter_context(watch())
+    assert ("is a guess; the run around this one has it" in caplog.text) == is_within
+    assert ("is a guess; free it" in caplog.text) != is_within
 
 
 HOLD = """

@@ -65,6 +65,7 @@ MISTAKES = {
     "an address that is a number": (config({"worker": [7]}), ["worker 0 is '7'", "'host:port'"]),
     "no port": (config({"worker": ["a:1", "b"]}), ["worker 1 is 'b'", "'host:port'"]),
     "a scheme": (config({"worker": ["grpc://a:1"]}), ["'grpc://a:1'", "without a scheme"]),
+    "IPv6 without brackets": (config({"worker": ["fd00::1:2222"]}), ["'fd00::1:2222'", "'[IPv6]:port', with the br"]),
     "a port that is a word": (config({"worker": ["a:http"]}), ["'a:http'", "'host:port'"]),
     "port 0": (config({"worker": ["a:0"]}), ["'a:0'", "1 to 65535"]),
     "a port too large": (config({"worker": ["a:65536"]}), ["'a:65536'", "1 to 65535"]),

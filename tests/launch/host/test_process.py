@@ -17,11 +17,11 @@ import pytest
 
 from crankshaft.engine.machine import cpus
 from crankshaft.engine.machine.events import pid_space
-from crankshaft.launch.failures import UsageError
+from crankshaft.launch.failures import RunError, UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -102,6 +102,17 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path, make, monkeypatch):
         pass
 
 
+def test_a_lock_that_a_broken_disk_refuses_may_be_tried_again(tmp_path, monkeypatch):
+    def refused(path, *_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(process.os, "open", refused)
+    match = r"its file .lock can't be locked \(Read-only file system\); remount its disk"
+    with pytest.raises(RunError, match=match), process.lock(str(tmp_path)):
+        pass
+    assert not process.can_lock(str(tmp_path))
+
+
 def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
     def reads(path, flags, mode=0o777):
         if flags & os.O_RDWR:
@@ -127,7 +138,7 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
         assert last.wait(PATIENCE) == 0
 
     def line():
-        with pytest.raises(UsageError) as caught, process.lock(str(tmp_path)):
+        with pytest.raises((UsageError, RunError)) as caught, process.lock(str(tmp_path)):
             pass
         return caught.value.message
 
@@ -177,6 +188,23 @@ def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_
         monkeypatch.setattr(process.time, "sleep", lambda seconds: path.write_text("8 elsewhere"))
         with pytest.raises(UsageError, match="by process 8 "), lock():
             pass
+
+
+def test_a_run_waits_for_a_lost_hosts_lock_which_is_an_error_that_may_be_tried_again(tmp_path):
+    with open(tmp_path / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        (tmp_path / ".lock").write_text("7 elsewhere")
+        with pytest.raises(RunError, match="by process 7 on host elsewhere"), process.lock(str(tmp_path), None, 0.1):
+            pass
+        flags = ("--model=mlp", "--input=digits", "--train_steps=2", "--progress=plain", f"--run_dir={tmp_path}")
+        run = Program(["-m", "crankshaft", "train", *flags], tmp_path / "out", {**os.environ, "PYTHONPATH": str(ROOT)})
+        try:
+            waits = "by process 7 on host elsewhere; wait for it, end it, or use another run_dir; this process waits"
+            wait_until(lambda: waits in run.err, run.process)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            run.wait().ok()
+        finally:
+            run.end()
 
 
 def test_no_tensorflow_is_imported_before_mistakes_are_found():
@@ -249,6 +277,27 @@ with Signals(print):
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGINT)
 print("saved")
+"""
+# A warning some time before the end, which is not the first of two signals; then two handlers of the program's own.
+WARNED = """
+import faulthandler, os, signal, time
+from crankshaft.launch.host.signals import Signals
+
+with Signals(print):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(1.2)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(0.2)
+print("saved")
+assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
+signal.signal(signal.SIGUSR1, lambda *_: print("program's"))
+for _ in range(2):
+    with Signals(print):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.7)  # longer than a signal goes unanswered
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, open(os.devnull, "w"))
 """
 # A second lock of a mutex: a compiled call that never returns, within which no handler runs.
 STUCK = """
@@ -441,6 +490,13 @@ ENDS = {
     "threads start one after the other": (AT_ONCE, 0, "False\n", "first\nsecond\n"),
     "a program answers SIGTERM though a thread's library has set a handler": (REPLACED_IN_THREAD, 0, "answered\n", ""),
     "what comes with a signal is the same request": (TWICE_AT_ONCE, 0, "SIGTERM\nsaved\n", ""),
+    "SIGUSR1 asks for the end, unless the program has a handler": (
+        WARNED,
+        0,
+        "SIGUSR1\nsaved\nprogram's\n",
+        "SIGUSR1: the run ends, saved in its run_dir, once the call, compilation or callback is done; one after the "
+        "next ends the process at once\n",
+    ),
     "a signal to a forked child is not the run's": (FORKING, 0, "", ""),
 }
 
@@ -449,6 +505,39 @@ ENDS = {
 def test_a_script_of_signals_ends_so(script, code, out, err):
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE)
     assert (done.returncode, done.stdout, done.stderr) == (code, out, err)
+
+
+@pytest.mark.skipif(subprocess.run(["unshare", "-pf", "true"], check=False).returncode, reason="may not unshare")
+@pytest.mark.parametrize("restarts", [0, 2])
+def test_the_first_process_of_a_container_ends_at_sigterm_while_it_starts(tmp_path, restarts):
+    """The kernel gives SIGTERM no effect there but by a handler."""
+    begin = [
+        "unshare",
+        "-pf",
+        "--kill-child",
+        sys.executable,
+        "-m",
+        "crankshaft",
+        "train",
+        f"--max_restarts={restarts}",
+    ]
+    command = [*begin, "--model=mlp", "--input=digits", "--train_steps=100000", f"--run_dir={tmp_path / 'run'}"]
+    with subprocess.Popen(command, cwd=ROOT.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as outer:
+        try:
+            children = pathlib.Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+            wait_until(children.read_text, outer)
+            pid = int(children.read_text())
+
+            def catches_sigterm() -> int:
+                caught = pathlib.Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()[0]
+                return int(caught, 16) >> signal.SIGTERM - 1 & 1
+
+            wait_until(catches_sigterm, outer)
+            os.kill(pid, signal.SIGTERM)
+            assert outer.wait(PATIENCE) == 143
+        finally:
+            outer.kill()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "utf-8"])

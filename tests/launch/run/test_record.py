@@ -241,6 +241,13 @@ def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
     recorded(tmp_path / "killed", {"event": "start", "pid": nobody, **here})
     said = f"{tmp_path}/killed: process {nobody} ended without recording why; start the run again"
     assert status("killed").error == said
+    recorded(tmp_path / "killed", {"event": "restart", "cause": "worker 1 was killed by SIGKILL"})
+    assert (
+        status("killed").error
+        == f"{tmp_path}/killed: the run restarts, since worker 1 was killed by SIGKILL; ask again in a minute"
+    )
+    recorded(tmp_path / "killed", {"event": "end", "reason": "done"})
+    assert status("killed").error == f"{tmp_path}/killed: the run has ended at step 3: done"
     # Another host may have the name of this one.
     recorded(tmp_path / "quiet", {"event": "start", "pid": nobody, **here, "pid_space": "another"})
     assert status("quiet").error.startswith(f"{tmp_path}/quiet: no answer in 0.3 s")
