@@ -16,9 +16,9 @@ from ....input import data_json
 from ....models.classification import Classifier
 from ....models.tabular import Tabular
 from ...failures import UsageError
+from .architecture import MODEL
 
 _PADDED = {form.Padded: "padded", form.Ragged: "ragged", form.Unmeasured: "unmeasured"}  # their names in the file
-MODEL = "model"  # the attribute of the model that `Trainer.forward` computes, unless the trainer has another
 
 
 class ModelDescription(NamedTuple):
@@ -30,6 +30,7 @@ class ModelDescription(NamedTuple):
       data_info: the description of the data, without its examples.
       logits_kind: see `logits_kind`.
       model_is_forward: see `weights.model_is_forward`.
+      content: the file's.
     """
 
     architectures: dict[str, dict[str, Any]]
@@ -37,6 +38,7 @@ class ModelDescription(NamedTuple):
     data_info: Data
     logits_kind: str | None
     model_is_forward: bool
+    content: dict[str, Any]
 
 
 def read(run_dir: str) -> ModelDescription:
@@ -48,7 +50,8 @@ def read(run_dir: str) -> ModelDescription:
             raise ValueError(f"keras is {wrong[0]!r:.60}, which is not an object")
         models = {name: model for name, model in models.items() if model is not None}
         features, data = _zeros(content["features"]), data_json.from_json(content, NAMES.model)
-        return ModelDescription(models, features, data, content.get("logits_of"), bool(content["model_is_forward"]))
+        is_forward = bool(content["model_is_forward"])
+        return ModelDescription(models, features, data, content.get("logits_of"), is_forward, content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{NAMES.model} does not describe the model ({error}); train the run on") from None
 

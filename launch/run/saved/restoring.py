@@ -18,7 +18,7 @@ from ...command_line.values import differences
 from ...failures import UsageError
 from ...host import cpu_threads
 from ..base import BaseRun
-from . import fingerprints, weights
+from . import architecture, fingerprints, model_file, weights
 
 
 def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
@@ -170,10 +170,20 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
 
 
 def check_same_run(run: BaseRun, manifest: Manifest) -> None:
-    """Raises `UsageError` if a checkpoint's manifest names another configuration than the run's."""
+    """Raises `UsageError` if a checkpoint is of another configuration than the run, or the run of other layers."""
     path = manifest.path
     checks.check_same_run(run.config, path, saved_config.check(path, manifest.about))
     weights.check_capacity(run.trainer, manifest)
+    try:
+        before = model_file.read(run.config.files.path)
+    except UsageError:  # training writes it again, and what needs it refuses it
+        return
+    if changed := architecture.changes(before.content, run.trainer):
+        message = f"{run.config.files.model} is of a model of other layers than this program's ({changed})"
+        if not run.config.allow_changed_config:
+            raise UsageError(f"{message}; use another run_dir, the same layers, or allow_changed_config")
+        if run.config.is_chief:
+            logging.warning("%s: its weights are used in these", message)
 
 
 def check_position(run: BaseRun, manifest: Manifest) -> None:

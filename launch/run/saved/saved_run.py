@@ -32,6 +32,7 @@ from ...failures import UsageError
 from ...host.isolation import Isolation
 from ..modes import predicting, prediction_files
 from ..modes.predicting import RunView
+from . import architecture as architectures
 from . import model_file, restoring, weights
 from .preprocessor import Names, check_names
 
@@ -101,7 +102,10 @@ class SavedRun:
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
         num_servers, example = shards_in(manifest.variables) or 1, (saved.features, None)
         context = RunContext(options, saved.data_info.num_classes, saved.data_info.vocabulary, num_servers, example)
-        return prepare(trainer, context)
+        prepared = prepare(trainer, context)
+        if changed := trainer_class and architectures.changes(saved.content, prepared):
+            logging.warning("%s is of a model of other layers than this trainer's (%s)", path, changed)
+        return prepared
 
     def _architecture(
         self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], path: str

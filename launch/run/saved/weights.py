@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from ....engine.data import form
 from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
-from ....engine.internals import keras, variables
+from ....engine.internals import variables
 from ....engine.inventory import Inventory
 from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.layers.embeddings import Embedding
@@ -36,17 +35,14 @@ from ...failures import UsageError, nearest
 from ...host import isolation
 from ...host.text_files import write_run_file
 from ..base import BaseRun
-from . import fingerprints, model_file, preprocessor
+from . import architecture, fingerprints, model_file, preprocessor
+from .architecture import MODEL, keras_models
 from .keras_weights import load_keras_weights
-from .model_file import MODEL
 
 
 def write_description(run: BaseRun, run_dir: str) -> None:
     """Writes the file that `load` makes the model from: Keras's configuration of it, and the data's description."""
-    models = {name: _architecture(model) for name, model in keras_models(run.trainer).items()}
-    model = models.pop(MODEL, None)
-    features = model_file.describe(form.features(run.example))
-    content = {"keras": model, **({"models": models} if models else {}), "features": features}
+    content = {**architecture.describe(run.trainer), "features": model_file.describe(form.features(run.example))}
     content |= {"logits_of": run.logits_kind, "model_is_forward": model_is_forward(run.trainer)}
     write_run_file(RunDir(run_dir).model, {**content, **data_json.as_json(run.data_info)})
 
@@ -54,21 +50,6 @@ def write_description(run: BaseRun, run_dir: str) -> None:
 def model_is_forward(trainer: Trainer) -> bool:
     """Returns whether the model that is called "model" computes all that `Trainer.forward` does."""
     return type(trainer).forward is Trainer.forward and not Inventory(trainer).tables
-
-
-def _architecture(model: tf.keras.Model) -> dict[str, Any] | None:
-    """Describes a model by Keras's configuration; None of a subclassed one that has none."""
-    try:
-        architecture = json.loads(model.to_json())
-    except (NotImplementedError, TypeError, ValueError):  # Keras's errors for subclassed models
-        return None
-    architecture.pop("compile_config", None)  # weights are loaded, and no optimizer's state
-    return architecture
-
-
-def keras_models(trainer: Trainer) -> dict[str, tf.keras.Model]:
-    """Returns the Keras models among a trainer's attributes, by their names."""
-    return variables.tracked(trainer, keras.Trainable)
 
 
 def keras_model(trainer: Trainer, name: str) -> tf.keras.Model:
