@@ -19,6 +19,6 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 _keras = sys.modules.get("keras.src.backend.config")  # imported even if Keras failed because its backend is missing
 if _keras is not None and _keras.backend() != "tensorflow":
     raise ImportError(
-        f"Keras runs on {_keras.backend()}, by KERAS_BACKEND or keras.json, and was imported before engine, which "
-        "needs tensorflow: set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras"
+        f"Keras runs on {_keras.backend()}, by KERAS_BACKEND or keras.json, and crankshaft needs tensorflow; set "
+        "KERAS_BACKEND=tensorflow, in the shell or, before keras is imported, in os.environ"
     )

@@ -120,6 +120,7 @@ def build_layers(trainer: Any, model: tf.keras.Model, features: Any = None) -> N
 
 def _make_variables(trainer: Any, model: tf.keras.Model, features: Any) -> None:
     owner = type(trainer).__name__
+    keras.refuse_keras_2(model)
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:

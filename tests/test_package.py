@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -99,4 +100,10 @@ def test_a_process_that_has_loaded_an_older_library_is_told_to_restart(monkeypat
     monkeypatch.setattr("keras.__version__", "3.10.0")
     line = r"loaded keras 3.10.0, and Crankshaft needs 3.12 or newer; install that .* and restart the kernel"
     with pytest.raises(crankshaft.UsageError, match=line):
-        supported.refuse_old_libraries()
+        supported.refuse_other_libraries()
+
+
+def test_tf_keras_of_keras_2_is_refused_in_a_process_that_has_loaded_tensorflow(monkeypatch):
+    monkeypatch.setattr("tensorflow.keras", types.SimpleNamespace(Model=type("Model", (), {})))
+    with pytest.raises(crankshaft.UsageError, match=r"tf.keras is Keras 2 .*, by TF_USE_LEGACY_KERAS, .*; unset it"):
+        supported.refuse_other_libraries()

@@ -24,8 +24,13 @@ def as_arrays(nest: Any, may_lack: bool = False, as_one: bool = False) -> Any:
       as_one: whether a data frame becomes one array of its columns, as in Keras.
 
     Raises:
-      SourceError: names a column that lacks values, or lists that differ in length.
+      SourceError: names a column that lacks values, or lists that differ in length; or is of data of another form.
     """
+    if type(nest).__module__ == "datasets.arrow_dataset":  # its Dataset and Column
+        raise SourceError(
+            f"a {type(nest).__name__} of Hugging Face's datasets is not arrays; give "
+            "dataset.to_tf_dataset(batch_size=32, columns='x', label_cols='y')"
+        )
     if isinstance(nest, (np.ma.MaskedArray, memoryview)):
         return to_array(nest, may_lack)
     if hasattr(nest, "to_numpy"):

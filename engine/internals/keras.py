@@ -162,6 +162,15 @@ def build(model: tf.keras.layers.Layer, specs: Any, **training: bool) -> None:
         raise
 
 
+def refuse_keras_2(model: Any) -> None:
+    """Raises `UsageError` for a model or a layer of Keras 2, which is neither of Keras 3 nor a function."""
+    if any(kind.__module__.partition(".")[0] == "tf_keras" for kind in type(model).__mro__):
+        raise UsageError(
+            f"a {type(model).__name__} of tf_keras is of Keras 2, and models here are of Keras 3; make it by `import "
+            "keras`, or have it, with its variables, in an attribute of a crankshaft.Trainer that overrides forward"
+        )
+
+
 def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
     """Returns whether a model overrides a method of Keras's trainer."""
     bound = getattr(model, method)

@@ -1,4 +1,4 @@
-"""Refuses libraries that are older than what this package is tested with."""
+"""Refuses libraries that are older than what this package is tested with, and Keras 2 in place of Keras 3."""
 
 import importlib
 
@@ -7,8 +7,11 @@ from ..errors import UsageError
 LEAST = {"tensorflow": "2.19", "keras": "3.12"}
 
 
-def refuse_old_libraries() -> None:
-    """Raises `UsageError` where this process has loaded an older library, though a newer one may be installed since."""
+def refuse_other_libraries() -> None:
+    """Raises `UsageError` where this process has loaded an older library, though a newer one may be installed since.
+
+    So it does where `tf.keras` is Keras 2.
+    """
     for name, least in LEAST.items():
         loaded = importlib.import_module(name).__version__
         if [*map(int, loaded.split(".")[:2])] < [*map(int, least.split("."))]:
@@ -16,3 +19,8 @@ def refuse_old_libraries() -> None:
                 f"this process has loaded {name} {loaded}, and Crankshaft needs {least} or newer; install that (pip "
                 f"install -U {name}), unless it is by now, and restart the kernel, or the program"
             )
+    if importlib.import_module("tensorflow").keras.Model is not importlib.import_module("keras").Model:
+        raise UsageError(
+            "tf.keras is Keras 2 in this process, by TF_USE_LEGACY_KERAS, and models here are of Keras 3; unset it "
+            "before TensorFlow is imported"
+        )

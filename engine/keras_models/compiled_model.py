@@ -28,6 +28,7 @@ _SET_BY_COMPILE = {
 
 def check(model) -> None:
     """Raises UsageError or ValueError if the model can't be trained as compiled."""
+    keras.refuse_keras_2(model)
     if not isinstance(model, keras.Trainable):
         raise UsageError(
             f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"

@@ -112,6 +112,7 @@ class KerasTrainer(Trainer):
         strategy's scope, and has the run's after each call, also one that fails: if Keras can't recreate it from its
         configuration, pass a function. The function's keywords are the trainer's `model_arg`s.
         """
+        keras.refuse_keras_2(model)
         is_built = isinstance(model, tf.keras.layers.Layer)
         if is_built:
             check(model)
@@ -198,7 +199,10 @@ class KerasTrainer(Trainer):
         # Layers are compared with their copies when both are built, or neither: building adds variables and attributes.
         with _by_configuration(source):
             copy = keras_copy.copied(source)
-            copy.compile(**keras_compile.arguments(source))
+            if keras.overrides(copy, "compile_from_config"):  # its own `compile` may take other arguments
+                copy.compile_from_config(tf.keras.utils.serialize_keras_object(source.get_compile_config()))
+            else:
+                copy.compile(**keras_compile.arguments(source))
             if not source.built:
                 keras_copy.complete(source, copy)
         build_layers(self, copy)
@@ -704,9 +708,10 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        methods = ("get_config", *(("get_compile_config", "compile_from_config") * keras.overrides(model, "compile")))
         raise UsageError(
             f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
-            "get_config, or pass a function that returns the compiled model"
+            f"{', '.join(methods)}, or pass a function that returns the compiled model"
         ) from error
 
 

@@ -25,8 +25,8 @@ def test_keras_computes_by_tensorflow():
 
 
 def test_a_backend_that_was_chosen_before_is_told():
-    done = script("import tensorflow\n" + TRAINER)
+    done = script("import tensorflow\nimport crankshaft\n" + TRAINER)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ImportError: Keras runs on jax, by KERAS_BACKEND or keras.json, ")
-    assert last.endswith(": set KERAS_BACKEND=tensorflow, or import crankshaft before tensorflow and keras")
+    assert last.startswith("ImportError: Keras runs on jax, by KERAS_BACKEND or keras.json, and crankshaft needs tenso")
+    assert last.endswith("; set KERAS_BACKEND=tensorflow, in the shell or, before keras is imported, in os.environ")

@@ -77,7 +77,25 @@ def mean_error(labels, outputs):
     return keras.ops.mean(keras.ops.abs(labels - outputs))
 
 
+class Column:
+    """One of the library `datasets`, by which it is known."""
+
+    __module__ = "datasets.arrow_dataset"
+
+
+class Model2:
+    """One of `tf_keras`, by which it is known; it is called like a function."""
+
+    __module__ = "tf_keras.src.engine.sequential"
+
+    def __call__(self, *_):
+        raise ValueError
+
+
 MISTAKES = {
+    "a Model2 of tf_keras is of Keras 2, and models here are of Keras 3; make it by `import keras`, or": (Model2, {}),
+    "a Model2 of tf_keras is of Keras 2, ": (lambda: Model2, {}),
+    "a Column of Hugging Face's datasets is not arrays; give dataset.to_tf_dataset(": (mlp, {"x": Column()}),
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
     "overrides make_train_function, make_test_function, which only Keras's loop would call; override train_step": (
         lambda: compiled(OwnLoop([*LINE])),

@@ -98,6 +98,47 @@ def test_what_cannot_be_copied_is_one_line():
     crankshaft.fit(bound, X, Y, **HOW, jit="off")
 
 
+class OwnCompile(keras.Model):
+    """Takes other arguments of `compile` than Keras's."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def get_config(self):
+        return {}
+
+    def compile(self, kind):
+        self.kind = kind
+        super().compile(keras.optimizers.SGD(0.01), kind)
+
+
+class CopiedCompile(OwnCompile):
+    def get_compile_config(self):
+        return {"kind": self.kind}
+
+    def compile_from_config(self, config):
+        self.compile(**config)
+
+
+def test_a_compile_of_the_models_own_is_copied_by_its_configuration():
+    def own(kind):
+        made = kind()
+        made.compile("mae")
+        return made
+
+    theirs, ours = own(CopiedCompile), own(CopiedCompile)
+    theirs.fit(X, Y, **HOW)
+    crankshaft.fit(ours, X, Y, **HOW, **COPIES, jit="off")
+    assert_close(ours, theirs, 1e-5, 1e-6)
+    line = "unexpected keyword .* implement get_config, get_compile_config, compile_from_config, or pass a function"
+    with pytest.raises(crankshaft.UsageError, match=line):
+        crankshaft.fit(own(OwnCompile), X, Y, **HOW, **COPIES, jit="off")
+
+
 def test_an_optimizer_goes_on_where_layers_were_frozen_since():
     """Freed again, they need optimizer state that it never had."""
     ours = model()
