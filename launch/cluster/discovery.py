@@ -43,14 +43,14 @@ def cluster_from_flags(
     """
     strategy, servers = values["strategy"], values["num_ps"]
     tasks = _tasks_from_flags(given, values, environment)
-    has_config = tasks is None and bool(environment.get(tf_config.NAME, "").strip())
+    has_config = tasks is None and tf_config.is_set(environment)
     if "strategy" not in given and strategy not in CLUSTERED and (tasks or has_config):
-        configured = tf_config.strategy_name(environment) if has_config else "multi_worker"
-        strategy = "parameter_server" if servers else configured
+        has_servers = servers or (has_config and tf_config.has_servers(environment))
+        strategy = "parameter_server" if has_servers else "multi_worker"
     if strategy not in CLUSTERED:
         return strategy, None
     if has_config:
-        cluster = tf_config.from_environment(environment, strategy)
+        cluster = tf_config.from_environment(environment, strategy, values["evaluator"])
         started = tasks_from_scheduler(environment)
         if started and len(started.addresses) != len(cluster.addresses):
             raise UsageError(
@@ -74,7 +74,8 @@ def _tasks_from_flags(
 ) -> Tasks | None:
     """Finds a run's tasks whose kinds are set by flags; None if TF_CONFIG sets them, or nothing does."""
     servers = values["num_ps"]
-    if values["evaluator"] and not servers:
+    has_config = tf_config.is_set(environment) and not values["cluster_hosts"]
+    if values["evaluator"] and not servers and not (has_config and tf_config.has_servers(environment)):
         raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
     if values["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
@@ -90,7 +91,7 @@ def _tasks_from_flags(
         return Tasks("cluster_hosts", addresses, index)
     if index is not None:
         raise UsageError(f"task_index={index} has no use without cluster_hosts; give that too")
-    if environment.get(tf_config.NAME, "").strip():
+    if has_config:
         if servers:
             raise UsageError(
                 f"num_ps={servers} can't be combined with {tf_config.NAME}, which has the tasks' kinds; leave one out"
@@ -180,8 +181,8 @@ def with_newcomers(cluster: Cluster, folder: str) -> Cluster:
 def describe(cluster: Cluster) -> str:
     """Describes in a line which task this process is, of how many, and where that was read."""
     kinds = {kind: len(cluster.job(kind)) for kind in ("chief", "worker", "ps", "evaluator") if cluster.job(kind)}
-    task = f"{cluster.task} at {cluster.address}, task {cluster.index} of {counts(kinds)}"
-    return f"cluster: {task}; from {cluster.source}"
+    at = "" if cluster.kind == "evaluator" else f" at {cluster.address}"  # which nobody calls
+    return f"cluster: {cluster.task}{at}, task {cluster.index} of {counts(kinds)}; from {cluster.source}"
 
 
 def arrive(cluster: Cluster, timeout_seconds: float, awaits: bool = True) -> None:

@@ -21,23 +21,32 @@ _NEEDED = {"multi_worker": (), "parameter_server": ("chief", "worker", "ps")}
 _ALONE = ("chief", "evaluator")  # types with at most one task
 _OTHERS = {
     "ps": "parameter servers belong to strategy=parameter_server; use that, or leave ps out",
-    "evaluator": "an evaluator is not part of strategy=multi_worker; leave it out, and run mode=eval by itself",
+    "evaluator": "an evaluator is not part of strategy=multi_worker, whose workers don't know of it; leave it out, or "
+    "give it --mode=eval --strategy=one_device, to evaluate what it finds in run_dir",
 }
 
 
-def strategy_name(environment: Mapping[str, str]) -> str:
-    """Names the strategy of TF_CONFIG's tasks: parameter_server if any is a server."""
+def is_set(environment: Mapping[str, str]) -> bool:
+    """Returns whether TF_CONFIG names tasks: services set it to {} for a single process."""
+    return "".join(environment.get(NAME, "").split()) not in ("", "{}")
+
+
+def has_servers(environment: Mapping[str, str]) -> bool:
+    """Returns whether any of TF_CONFIG's tasks is a parameter server."""
     try:
-        return "parameter_server" if json.loads(environment[NAME])["cluster"].get("ps") else "multi_worker"
+        return bool(json.loads(environment[NAME])["cluster"].get("ps"))
     except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return "multi_worker"  # reading its tasks names the mistake
+        return False  # reading its tasks names the mistake
 
 
-def from_environment(environment: Mapping[str, str], strategy: str = "multi_worker") -> Cluster:
+def from_environment(
+    environment: Mapping[str, str], strategy: str = "multi_worker", has_evaluator: bool = False
+) -> Cluster:
     """Reads the cluster that TF_CONFIG describes (https://www.tensorflow.org/guide/distributed_training#TF_CONFIG).
 
     Args:
       strategy: multi_worker, or parameter_server, which has more types of task.
+      has_evaluator: whether there is an evaluator that its cluster does not have, as Vertex AI and Kubeflow start it.
 
     Raises `UsageError` for any mistake in it.
     """
@@ -50,6 +59,13 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
         raise UsageError(f"TF_CONFIG={_short(text)} is not an object; {_FORM}")
     kinds = _JOBS[strategy]
     jobs = _jobs(content, strategy)
+    if has_evaluator and "evaluator" not in jobs:
+        # Nobody calls it: any address that no other task has will do.
+        host, taken = (
+            str(jobs["chief"][0]).rpartition(":")[0],
+            {str(address) for job in jobs.values() for address in job},
+        )
+        jobs["evaluator"] = [next(place for port in range(1, 1 << 16) if (place := f"{host}:{port}") not in taken)]
     kind, index = _task(content, jobs, kinds)
     addresses = [
         (job if job in _ALONE else f"{job} {number}", address)
@@ -63,11 +79,17 @@ def from_environment(environment: Mapping[str, str], strategy: str = "multi_work
 
 
 def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
+    if "sparseCluster" in content:
+        raise UsageError(
+            "TF_CONFIG has a sparseCluster, which lacks tasks; set enableDynamicWorker: false in the TFJob"
+        )
     if "cluster" not in content:
         raise UsageError(f"TF_CONFIG has no cluster, only {_names(content)}; {_FORM}")
     jobs = content["cluster"]
     if not isinstance(jobs, dict):
         raise UsageError(f"TF_CONFIG's cluster={_short(jobs)} is not an object of task types; {_FORM}")
+    if "chief" not in jobs:  # which has another name in TensorFlow 1, and in services that began with it
+        jobs = {"chief" if job == "master" else job: addresses for job, addresses in jobs.items()}
     for job, addresses in jobs.items():
         if job not in (kinds := _JOBS[strategy]):
             fix = _OTHERS.get(job, f"use {', '.join(kinds)}")
@@ -85,7 +107,7 @@ def _jobs(content: dict, strategy: str) -> dict[str, list[str]]:
         if job not in jobs:
             raise UsageError(
                 f"TF_CONFIG's cluster has no {job}, only {_names(jobs)}; strategy={strategy} needs one chief (the "
-                "coordinator), and worker and ps of one or more"
+                "coordinator, which is a task of its own), and worker and ps of one or more"
             )
     return jobs
 
@@ -97,10 +119,13 @@ def _task(content: dict, jobs: dict[str, list[str]], kinds: tuple[str, ...]) -> 
         problem = f"task={_short(task)}, which is not an object" if "task" in content else "no task"
         raise UsageError(f"TF_CONFIG has {problem}: it must name which of the cluster's tasks this process is; {_FORM}")
     kind, index = task.get("type"), task.get("index")
+    kind = "chief" if kind == "master" else kind
     if kind not in kinds:
         use = f"use {' or '.join(kinds)}"
         fix = _OTHERS.get(kind, use) if isinstance(kind, str) else use
         raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {fix}")
+    if kind == "evaluator" and kind not in jobs:
+        raise UsageError("TF_CONFIG's task is an evaluator, which its cluster lacks; give --evaluator to all tasks")
     if kind not in jobs:
         raise UsageError(f"TF_CONFIG's task is a {kind}, but its cluster has only {_names(jobs)}; add {kind} to it")
     last = len(jobs[kind]) - 1

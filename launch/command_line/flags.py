@@ -243,7 +243,10 @@ class Flags:
         Integer(0), 0, "Parameter servers among the tasks of --cluster_hosts, Slurm or Kubernetes.", of_call=True
     )
     evaluator: bool = _placement_flag(
-        Boolean(), False, "With --num_ps: the last task evaluates each checkpoint.", of_call=True
+        Boolean(),
+        False,
+        "With servers: the last task, or that outside of TF_CONFIG's cluster, evaluates checkpoints.",
+        of_call=True,
     )
     cluster_timeout_seconds: float = _placement_flag(
         Number(lower=0, upper=1e6),

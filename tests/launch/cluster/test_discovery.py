@@ -168,7 +168,7 @@ def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
     assert [name for name, _ in cluster.addresses] == ["chief", "worker 0", "worker 1", "ps 0", "ps 1", "evaluator"]
     assert cluster.task == "evaluator"
     line = discovery.describe(cluster)
-    assert line == "cluster: evaluator at h5:1, task 5 of 1 chief, 2 workers, 2 ps, 1 evaluator; from here"
+    assert line == "cluster: evaluator, task 5 of 1 chief, 2 workers, 2 ps, 1 evaluator; from here"
     with pytest.raises(UsageError, match="here has 6 tasks, too few for a coordinator, a worker, num_ps=4 servers and"):
         discovery.assign_kinds(tasks, 4, True, {})
 

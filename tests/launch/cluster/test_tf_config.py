@@ -15,7 +15,7 @@ import threading
 
 import pytest
 
-from crankshaft.launch.cluster import rendezvous, tf_config
+from crankshaft.launch.cluster import discovery, rendezvous, tf_config
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.tasks import Cluster, split
 from crankshaft.launch.failures import UsageError
@@ -44,6 +44,10 @@ MISTAKES = {
     "a job that is not a list": (config({"worker": "a:1"}), ["worker='a:1'", "not a list"]),
     "parameter servers": (config({"worker": TWO, "ps": ["c:3"]}), ["'ps'", "use that, or leave ps out"]),
     "an evaluator": (config({"worker": TWO, "evaluator": ["c:3"]}), ["'evaluator'", "mode=eval"]),
+    "a cluster that lacks tasks": (
+        {"TF_CONFIG": json.dumps({"sparseCluster": {"worker": {"0": "a:1"}}, "task": {"type": "worker", "index": 0}})},
+        ["sparseCluster", "enableDynamicWorker: false"],
+    ),
     "an unknown job": (config({"wroker": TWO}), ["'wroker'", "use chief, worker"]),
     "two chiefs": (config({"chief": TWO}, {"type": "chief", "index": 0}), ["2 chiefs", "list one"]),
     "no task": ({"TF_CONFIG": json.dumps({"cluster": {"worker": TWO}})}, ["has no task", "which of"]),
@@ -98,6 +102,33 @@ def test_chief_comes_first_whatever_the_order_in_the_object():
         3,
     )
     assert found.peers == (("chief", "c:3"), ("worker 0", "a:1"))
+
+
+@pytest.mark.parametrize("kind", ["chief", "master"])
+def test_a_chief_is_called_master_by_some_services(kind):
+    found = tf_config.from_environment(config({"worker": ["a:1"], "master": ["c:3"]}, {"type": kind, "index": 0}))
+    assert (found.task, found.addresses) == ("chief", (("chief", "c:3"), ("worker 0", "a:1")))
+
+
+def test_an_evaluator_outside_of_the_cluster_is_one_where_all_tasks_are_told_so():
+    jobs = {"chief": ["c:1"], "worker": ["a:1"], "ps": ["c:2"]}
+    values = {"strategy": "auto", "num_ps": 0, "cluster_hosts": None, "task_index": None, "bind": None}
+
+    def found(task: str, evaluator: bool):
+        variables = config(jobs, {"type": task, "index": 0})
+        return discovery.cluster_from_flags({}, {**values, "evaluator": evaluator}, variables)[1]
+
+    evaluator, chief = found("evaluator", True), found("chief", True)
+    assert (evaluator.task, evaluator.addresses) == ("evaluator", chief.addresses)
+    assert [name for name, _ in chief.addresses] == ["chief", "worker 0", "ps 0", "evaluator"]
+    assert [name for name, _ in found("chief", False).addresses] == ["chief", "worker 0", "ps 0"]
+    with pytest.raises(UsageError, match="which its cluster lacks; give --evaluator to all tasks"):
+        found("evaluator", False)
+    variables = config({"worker": ["a:1"]}, {"type": "evaluator", "index": 0})
+    with pytest.raises(UsageError, match="leave it out, or give it --mode=eval --strategy=one_device"):
+        discovery.cluster_from_flags({}, {**values, "evaluator": False}, variables)
+    unset = discovery.cluster_from_flags({}, {**values, "evaluator": False}, {"TF_CONFIG": " { }"})
+    assert unset == ("auto", None)
 
 
 def test_worker_0_is_the_chief_where_none_is_named():
@@ -320,7 +351,7 @@ def test_who_is_ready_waits_for_a_peer_that_is_not_and_for_the_chiefs_server():
 
 STRATEGY = """
 import os, sys
-from crankshaft.launch.cluster import rendezvous, tf_config
+from crankshaft.launch.cluster import discovery, rendezvous, tf_config
 from crankshaft.launch.host.process import quiet_startup
 found = tf_config.from_environment(os.environ)
 with rendezvous.Rendezvous(found) as peers:
