@@ -27,6 +27,7 @@ _NAME = "watchdog"  # of its thread
 _PERIOD_SECONDS = 0.5
 _JOIN_SECONDS = 5.0
 _UNHEARD_SECONDS = 10.0  # all have connected by TensorFlow as a watch begins
+_CLOCK_SECONDS = 1.0  # less is a clock that is adjusted slowly
 _SILENT_SECONDS = 5.0  # ten lost datagrams in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -125,6 +126,7 @@ class Watchdog:
         self._mark = (0, 0, FIRST_CALL_FACTOR)  # beats, step, factor: one tuple, read atomically
         self._arrived = -1
         self._progressed_at = 0.0  # time of the last progress, by the monotonic clock
+        self._clock_jump = 0.0  # seconds by which the wall clock was last set
         self.lost = -1
         self._end_reason: str | None = None  # this worker's message about its end
         self._has_aborted = False
@@ -197,6 +199,7 @@ class Watchdog:
 
     def _keep_watch(self) -> None:
         seen, began, has_warned = None, time.monotonic(), not self._peers.is_open
+        wall = time.time() - began  # what the wall clock is ahead
         while not self._closing.is_set():
             if self._timeout:  # also for library code that never releases Python's lock, which stops this thread
                 hangs.put_off(self._timeout * max(1.5, self._mark[2]) + 4 * self._period)
@@ -209,6 +212,8 @@ class Watchdog:
             now = time.monotonic()
             if now - before > 4 * self._period:  # the whole process was stopped: this time does not count
                 self._progressed_at += now - before
+            if abs(jump := time.time() - now - wall) > _CLOCK_SECONDS:
+                self._clock_jump, wall = jump, wall + jump
             self._abort_for_ended_peer()
             if not has_warned and now - began > _UNHEARD_SECONDS:
                 has_warned = True
@@ -328,7 +333,7 @@ class Watchdog:
         if not (isinstance(error, _LOST) or reports_exchange):
             return None
         self._reporting.acquire()
-        loss = self._lost_peer(_tasks(str(error)) - {self._peers.worker})
+        loss = self._set_clock(str(error)) or self._lost_peer(_tasks(str(error)) - {self._peers.worker})
         if loss is None:
             self._reporting.release()
             return None
@@ -336,6 +341,14 @@ class Watchdog:
         self._end_reason, self.lost = loss
         self._send(self._end_reason, self.lost)
         return self._end_reason
+
+    def _set_clock(self, message: str) -> tuple[str, int] | None:
+        """Explains an error of TensorFlow's coordination service, which takes tasks for lost by worker 0's clock."""
+        if self._peers.worker or not self._clock_jump or "heartbeat" not in message:
+            return None
+        way = f"{'back' if self._clock_jump < 0 else 'forward'} by {abs(self._clock_jump):,.0f} s"
+        line = f"the clock of {self._peers.called(0)} went {way}, and by it TensorFlow takes workers for lost"
+        return f"{line}; all workers have to start again, from the newest snapshot or checkpoint", -1
 
     def _lost_peer(self, named: set[int]) -> tuple[str, int] | None:
         """Determines the lost peer; `named` are the tasks in TensorFlow's error, maybe only the first to notice."""

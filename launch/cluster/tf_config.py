@@ -22,7 +22,7 @@ _ALONE = ("chief", "evaluator")  # types with at most one task
 _OTHERS = {
     "ps": "parameter servers belong to strategy=parameter_server; use that, or leave ps out",
     "evaluator": "an evaluator is not part of strategy=multi_worker, whose workers don't know of it; leave it out, or "
-    "give it --mode=eval --strategy=one_device, to evaluate what it finds in run_dir",
+    "give it mode=eval and strategy=one_device, to evaluate what it finds in run_dir",
 }
 
 
@@ -125,7 +125,7 @@ def _task(content: dict, jobs: dict[str, list[str]], kinds: tuple[str, ...]) -> 
         fix = _OTHERS.get(kind, use) if isinstance(kind, str) else use
         raise UsageError(f"TF_CONFIG's task has type={_short(kind)}; {fix}")
     if kind == "evaluator" and kind not in jobs:
-        raise UsageError("TF_CONFIG's task is an evaluator, which its cluster lacks; give --evaluator to all tasks")
+        raise UsageError("TF_CONFIG's task is an evaluator, which its cluster lacks; give evaluator=true to all tasks")
     if kind not in jobs:
         raise UsageError(f"TF_CONFIG's task is a {kind}, but its cluster has only {_names(jobs)}; add {kind} to it")
     last = len(jobs[kind]) - 1

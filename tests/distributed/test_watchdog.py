@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 
 import pytest
 import tensorflow as tf
@@ -193,6 +194,20 @@ def test_lost_peer_is_whom_the_first_to_notice_names():
         wait_until(lambda: job.watchdogs[0].heard[2].end_reason)  # it has ended as well, and TensorFlow names it
         assert job.watchdogs[0].explain_lost_peer(error) == line
         assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, "task:1")) is None
+
+
+def test_a_clock_that_is_set_back_is_named_where_tensorflow_takes_workers_for_lost(monkeypatch):
+    words = (
+        "Collective ops is aborted by: Unexpected heartbeat request from an already-in-error task: /job:worker/task:0"
+    )
+    error, now = tf.errors.AbortedError(None, None, words), time.time
+    with Job([0.0, 0.0]) as job:
+        assert job.watchdogs[0]._set_clock(words) is None
+        monkeypatch.setattr(time, "time", lambda: now() - 3600)
+        wait_until(lambda: job.watchdogs[0]._set_clock(words))
+        line = job.watchdogs[0].explain_lost_peer(error)
+        assert line.startswith(f"the clock of worker 0 ({job.addresses[0]}) went back by 3,600 s")
+        assert job.watchdogs[1].explain_lost_peer(error) == f"worker 0 ({job.addresses[0]}) has ended: {line}"
 
 
 def test_datagrams_of_others_are_left_aside():

@@ -122,10 +122,10 @@ def test_an_evaluator_outside_of_the_cluster_is_one_where_all_tasks_are_told_so(
     assert (evaluator.task, evaluator.addresses) == ("evaluator", chief.addresses)
     assert [name for name, _ in chief.addresses] == ["chief", "worker 0", "ps 0", "evaluator"]
     assert [name for name, _ in found("chief", False).addresses] == ["chief", "worker 0", "ps 0"]
-    with pytest.raises(UsageError, match="which its cluster lacks; give --evaluator to all tasks"):
+    with pytest.raises(UsageError, match="which its cluster lacks; give evaluator=true to all tasks"):
         found("evaluator", False)
     variables = config({"worker": ["a:1"]}, {"type": "evaluator", "index": 0})
-    with pytest.raises(UsageError, match="leave it out, or give it --mode=eval --strategy=one_device"):
+    with pytest.raises(UsageError, match="leave it out, or give it mode=eval and strategy=one_device"):
         discovery.cluster_from_flags({}, {**values, "evaluator": False}, variables)
     unset = discovery.cluster_from_flags({}, {**values, "evaluator": False}, {"TF_CONFIG": " { }"})
     assert unset == ("auto", None)
