@@ -231,8 +231,8 @@ def repeated_batch(strategy, feed) -> Repeated:
     """Makes a feed that repeats the first batch of another one's next epoch; with servers, of its data."""
     step, size = feed.order.epoch_from(strategy.state.step), feed.order.batch_size
     if isinstance(strategy, ParameterServer):
-        external = ExternalFeed(1, strategy.mesh)
-        external.set_data(feed.part.stream if feed.part else feed.read_by_workers or feed._source, 0, size, steps=1)
+        split = feed.part.stream if feed.part else feed.read_by_workers or feed._source
+        external = ExternalFeed(1, strategy.mesh).reading(split, 0, size, steps=1)
         examples, _ = external.call_input(0, 1).operands
         return repeated(strategy, tf.nest.map_structure(np.asarray, examples), size)
     operands, start, _ = feed.call_input(step, 1)

@@ -21,6 +21,7 @@ from . import logging
 from .errors import UsageError
 from .internals import keras
 from .internals.variables import VARIABLES, items, own_copy, variable_path
+from .machine.threads import TRACING
 
 _PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -116,6 +117,10 @@ class Captured:
         Raises:
           UsageError: an object is another one, which checkpoints would have and no step would use.
         """
+        with TRACING:
+            self._check()
+
+    def _check(self) -> None:
         is_as_noted = self._is_as_noted()
         for title, owner, name, value, is_fixed, before in self._varied if is_as_noted else self._attributes:
             now = getattr(owner, name, None)

@@ -10,6 +10,9 @@ from typing import Any
 # Held while a thread changes what is the process's: descriptors, environment, warnings, random generators, TensorFlow's
 # start. Another thread's run would change it meanwhile, and would see or restore this run's values.
 PROCESS = threading.RLock()
+# Held while a step is traced, and its objects are compared with a trace's: two traces at once, of one model, would find
+# each other's contexts and attributes. Nothing is read or computed meanwhile that may wait for another thread.
+TRACING = threading.RLock()
 
 
 def call(name: str, function: Callable, *arguments: Any, daemon: bool = False) -> Future:

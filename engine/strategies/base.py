@@ -21,6 +21,7 @@ from ..data.feeds.external_feed import ExternalFeed
 from ..data.feeds.feed import Feed
 from ..data.source import WithoutBadRecords
 from ..errors import UsageError, free_frames
+from ..machine.threads import TRACING
 from ..mesh.layout import Mesh
 from ..metrics.predictions import in_order
 from ..metrics.sums import Sums
@@ -167,7 +168,7 @@ class Strategy(Processes, abc.ABC):
     training: Any = None
     evaluation: Any = None
     mesh: Mesh = Mesh()
-    _external: Mapping[Any, tuple[Program, Any]] = {}
+    _external: Mapping[Any, Program] = {}
 
     # The start of a run.
 
@@ -241,20 +242,21 @@ class Strategy(Processes, abc.ABC):
         """
 
     def external(self, step: Literal["train", "eval"] | Prediction, split: Any, *options: Any) -> Program:
-        """Returns the program of a step on external data. It is made once; close it after the call.
+        """Returns the program of a step on external data, for one call, after which it is closed.
+
+        Calls of several threads may be in progress at once. It is compiled once for all.
 
         Args:
           step: step of the program: "train", "eval" for a new evaluation, or a new `Prediction`.
           split: a `Source` or a `Stream`.
-          *options: the batch size, the seed and the number of steps, see `ExternalFeed.set_data`.
+          *options: the batch size, the seed and the number of steps, see `ExternalFeed.reading`.
         """
-        if step not in self._external:
-            feed = combined.external_feed(split, self)
-            self._external = {**self._external, step: (self.program(step, feed), feed)}
-        program, feed = self._external[step]
-        program.restart()
-        feed.set_data(split, program.step, *options)
-        return program
+        with TRACING:
+            if step not in self._external:
+                external = self.program(step, combined.external_feed(split, self))
+                self._external = {**self._external, step: external}
+        program: Any = self._external[step]
+        return program.on(program.feed.reading(split, self.state.step if program.state else 0, *options))
 
     def external_feed(self) -> ExternalFeed:
         """Returns a feed of external data."""
@@ -341,8 +343,7 @@ class Strategy(Processes, abc.ABC):
 
     def close_feeds(self) -> None:
         """Frees the feeds' read-ahead; running a program again reopens its feed."""
-        external = [program for program, _ in self._external.values()]
-        for program in filter(None, (self.training, self.evaluation, *external)):
+        for program in filter(None, (self.training, self.evaluation)):
             program.close()
 
     # Descriptions.

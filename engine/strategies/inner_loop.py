@@ -32,6 +32,7 @@ from ..internals.tensorflow import (
     timestamp,
     tracing_for_xla,
 )
+from ..machine.threads import TRACING
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
 from .checks import StepChecks
@@ -101,6 +102,13 @@ class _Call(NamedTuple):
         return self.first_step + tf.cast(offset - self.start, tf.int64)
 
 
+class Traced(NamedTuple):
+    """A compiled program, and the trace of its step."""
+
+    program: Callable
+    trace: StepTrace
+
+
 class Programs(dict[tuple, Any]):
     """Compiled programs, by the values on which a traced step depends (`Inventory.step_variant`), and by further ones.
 
@@ -127,7 +135,6 @@ class Compiled(NamedTuple):
     """The compiled programs of an `InnerLoop`, without its feed and its data."""
 
     programs: Programs
-    trace: StepTrace
     arrivals: Arrivals | None
 
     def newest(self, programs: int) -> Compiled:
@@ -211,14 +218,14 @@ class InnerLoop(Program):
           *loop_inputs: the other arguments of `_loop`, in a subclass.
           due: the step after which metrics are read, if known.
         """
-        before, trace = time.perf_counter(), self._trace
+        before = time.perf_counter()
         limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
         call_input = self._call_input(step, limit)
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.
-        call = functools.partial(self._compiled_loop(step, arguments), *arguments)
-        compiles = self._trace is not trace
+        program, compiles = self._compiled_loop(step, arguments)
+        call = functools.partial(program, *arguments)
         # The host's step is that of the end already while the call is queued: what the host plans next must not wait
         # for it.
         with self.moving_to(step + steps), self._compilation_explained(compiles):
@@ -261,23 +268,27 @@ class InnerLoop(Program):
         sums, rows = tensors
         return LoopResult(LoopSums(self.metric_specs, sums), steps, input_seconds, rows=rows)
 
-    def _compiled_loop(self, step: int, arguments: tuple) -> tf.types.experimental.ConcreteFunction:
-        """Returns the compiled loop for operands of these specs: this lookup is most of a `tf.function` call's time."""
+    def _compiled_loop(self, step: int, arguments: tuple) -> tuple[Callable, bool]:
+        """Returns the compiled loop for operands of these specs, and whether it is new.
+
+        This lookup is most of a `tf.function` call's time.
+        """
         replicates_batch = self.feed.order.replicates_batch(step, self._batch_shards)
         operands = arguments[0] if self.jit else self.feed.traced(arguments[0])
         shapes = tuple(x.shape for x in tf.nest.flatten(operands, expand_composites=True))
         # A trace keeps the writer that was the default as it was traced, so another writer needs another trace.
         writer = None if self.jit else summary_writer()  # XLA compiles no summaries
-        if (variant := (self._variant(), shapes, replicates_batch, writer)) not in self.programs:
-            trace = StepTrace(replicates_batch)
-            loop = functools.partial(self._loop, trace)
-            compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
-            with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                program = compiled.get_concrete_function(operands, *arguments[1:])
-            # Steps that are executed op by op are traced all the same: checks, metrics and zeros need the trace.
-            self.programs.add(variant, functools.partial(self._execute, trace) if self._is_eager else program)
-            self._trace = trace
-        return self.programs[variant]
+        with TRACING:
+            variant = (self._variant(), shapes, replicates_batch, writer)
+            if compiles := variant not in self.programs:
+                trace = StepTrace(replicates_batch)
+                loop = functools.partial(self._loop, trace)
+                compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
+                with tracing_for_xla() if self.jit else contextlib.nullcontext():
+                    self.programs.add(variant, Traced(compiled.get_concrete_function(operands, *arguments[1:]), trace))
+            program, self._trace = self.programs[variant]
+        # Steps that are executed op by op are traced all the same: checks, metrics and zeros need the trace.
+        return functools.partial(self._execute, self._trace) if self._is_eager else program, compiles
 
     def _variant(self) -> Hashable:
         """The values, other than its arguments, on which a traced step depends; each variant has its own program."""
@@ -514,16 +525,27 @@ class InnerLoop(Program):
     @property
     def compiled(self) -> Compiled:
         """The compiled programs, which another loop of the same step, on a feed of the same `form`, can take over."""
-        return Compiled(self.programs, self._trace, self._arrivals)
+        return Compiled(self.programs, self._arrivals)
 
     @compiled.setter
     def compiled(self, before: Compiled) -> None:
-        self.programs, self._trace, self._arrivals = before
+        self.programs, self._arrivals = before
+        self._trace = self._newest_trace
+
+    @property
+    def _newest_trace(self) -> StepTrace:
+        return [*self.programs.values()][-1].trace if self.programs else self._trace
 
     @property
     def writes_summaries(self) -> bool:
         """Whether it has compiled a step that may write summaries of its own."""
         return any(writer is not None for *_, writer in self.programs)
+
+    def on(self, feed: Feed) -> InnerLoop:
+        program: Any = super().on(feed)
+        with TRACING:
+            program._trace, program._traced_input = self._newest_trace, None
+        return program
 
     def close(self) -> None:
         super().close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,6 +44,12 @@ class Program:
     @property
     def step(self) -> int:
         return self.state.step if self.state else self._done
+
+    def on(self, feed: Feed) -> Program:
+        """Returns this program, compiled once, on the feed of one call, beside which others may be made."""
+        program = copy.copy(self)
+        program.feed, program._done = feed, 0
+        return program
 
     def restart(self) -> None:
         """Restarts an evaluation at its first step."""

@@ -297,7 +297,7 @@ class Standby:
     def __init__(self, end: Callable[[str], None]):
         self._end = weakref.WeakMethod(end)  # a run that nobody holds any more is not kept by its handlers
         self._handlers = Handlers([number for number in _EXIT_CODES if number != signal.SIGINT], self._handle)
-        self._calls = 0
+        self._calls: list[int] = []  # a thread's id for each of its calls; a list is changed by one at a time
         self.name: str | None = None
 
     def __enter__(self) -> Standby:
@@ -309,16 +309,16 @@ class Standby:
 
     @property
     def is_within_call(self) -> bool:
-        return self._calls > 0
+        return bool(self._calls)
 
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
         """Makes a signal within the body wait for its end, where it may be one of several calls within each other."""
-        self._calls += 1
+        self._calls.append(threading.get_ident())
         try:
             yield
         finally:
-            self._calls -= 1
+            self._calls.remove(threading.get_ident())
             self._answer()
 
     def note(self, name: str | None) -> None:

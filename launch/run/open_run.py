@@ -7,9 +7,10 @@ import contextlib
 import inspect
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import tensorflow as tf
 
@@ -34,6 +35,14 @@ from .modes import evaluate, generate, predicting, prediction_files
 from .modes.outcome import Outcome
 from .results import RunOutcomeWriter
 from .saved import saved_run, weights
+
+
+class _InProgress(NamedTuple):
+    """A call in progress, in a thread; `shares`: whether those of other threads may be made beside it."""
+
+    thread: int
+    call: str
+    shares: bool
 
 
 class Run(BaseRun):
@@ -66,7 +75,9 @@ class Run(BaseRun):
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
         self._copy: Any = None  # copy of the models, if the run's own are not handed out
-        self._process = os.getpid()
+        self._process, self._thread = os.getpid(), threading.get_ident()
+        self._in_progress: list[_InProgress] = []
+        self._turns = threading.RLock()  # held while a call begins or ends, not while it reads data or computes
         self._kept = self  # for what the run itself keeps: see `handle`
 
     def __repr__(self) -> str:
@@ -282,14 +293,16 @@ class Run(BaseRun):
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
+        predictor: Any = None
 
         def checked(data):
-            if name not in self._predictors or self._predictors[name].is_copy:
-                self._predictors[name] = predicting.Predictor(self._kept, name)
-            return self._predictors[name].checked(data, split)
+            nonlocal predictor
+            if (predictor := self._predictors.get(name)) is None or predictor.is_copy:
+                predictor = self._predictors[name] = predicting.Predictor(self._kept, name)
+            return predictor.checked(data, split)
 
-        with self._call("predict", False, data, checked, name=name, split=split) as examples:
-            outputs = self._predictors[name](examples, lambda: self._standby.name)
+        with self._call("predict", False, data, checked, True, name=name, split=split) as examples:
+            outputs = predictor(examples, lambda: self._standby.name)
             if not columns:
                 return outputs
             return prediction_files.prediction_columns(predicting.view_run(self), examples, outputs, name)
@@ -320,7 +333,7 @@ class Run(BaseRun):
         """
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
-        with self._call("generate", while_open=False, prompt=prompt, **sampling):
+        with self._call("generate", while_open=False, shares=True, prompt=prompt, **sampling):
             return generate.generate_after(self, prompt, **sampling)
 
     @explanations.explained
@@ -334,7 +347,7 @@ class Run(BaseRun):
         Raises:
           UsageError: data is of another form, or the run has none to evaluate on.
         """
-        with self._call("evaluate", while_open=False, data=data) as split:
+        with self._call("evaluate", while_open=False, data=data, shares=data is not None) as split:
             return evaluate.evaluate(self, split, lambda: self._standby.name)
 
     def execute_mode(self, mode: Callable[[Run], Outcome]) -> None:
@@ -392,7 +405,9 @@ class Run(BaseRun):
             self._release(None)
 
     @contextlib.contextmanager
-    def _call(self, method: str, while_open: bool = True, data=None, checked=None, **arguments) -> Iterator[Any]:
+    def _call(
+        self, method: str, while_open: bool = True, data=None, checked=None, shares: bool = False, **arguments
+    ) -> Iterator[Any]:
         """Makes one call, the same in each process of the run; yields the checked data passed to it.
 
         Within, the run's own values of shared state are set, and signals wait or end training at a step. An error after
@@ -402,20 +417,22 @@ class Run(BaseRun):
           while_open: whether a run that is closed can't do it.
           data: see `train`.
           checked: checks the data and makes a split of it; None for data of the run's form.
+          shares: whether it may be made beside calls of other threads: it leaves the run as it is.
           **arguments: other arguments of the call, to compare between processes.
         """
         passed = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         call = f"{method}({passed})"
         if while_open and not self.is_open:
             raise UsageError(f"{call}: the run is closed; open it again, with the same run_dir to continue it")
-        with self._standby.calling():
+        with self._standby.calling(), self._turn(call, shares, method == "close"):
             try:
                 with self._environment(uses_random=method == "train"):
                     split = None
                     if checked or data is not None:
                         split = checked(data) if checked else external.checked(self, data, method == "train")
-                    if self._copy is not None:
-                        self._copy.write_back()
+                    with self._turns:
+                        if self._copy is not None and not self._changes_elsewhere:
+                            self._copy.write_back()
                     if method != "close" and (ended_by := self._agree(call, split)):
                         raise self._ended(call, ended_by)  # all know it: the one with the signal is past this
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
@@ -429,6 +446,38 @@ class Run(BaseRun):
                 if self.is_open and not (self._is_alone or type(error) is UsageError):
                     self._release(error)
                 raise
+
+    @contextlib.contextmanager
+    def _turn(self, call: str, shares: bool, closes: bool) -> Iterator[None]:
+        """Notes a call in progress. Raises `UsageError` where one of another thread is, and both can't be."""
+        thread = threading.get_ident()
+        # With averages an evaluation sets the weights for a while; other strategies' calls exchange values in order.
+        shares &= self._is_alone and not (self.config.ema_decay or self.strategy.mesh.is_sharded)
+        with self._turns:
+            if thread != self._thread and self.strategy.num_hosts > 1:
+                raise UsageError(
+                    f"{call}: it is made in another thread than the one that opened the run, whose processes make "
+                    "their calls in one order; make all in that thread"
+                )
+            if not closes and (ended_by := self._standby.name) and thread not in {at for at, *_ in self._in_progress}:
+                raise self._ended(call, ended_by)  # once the calls in progress are done
+            for other in self._in_progress:
+                if other.thread != thread and not (other.shares or shares):
+                    raise UsageError(
+                        f"{call}: another thread is in {other.call} of this run, and one thread at a time can do so; "
+                        "make the calls one after the other, or in one thread"
+                    )
+            self._in_progress.append(mine := _InProgress(thread, call, shares))
+        try:
+            yield
+        finally:
+            with self._turns:
+                self._in_progress.remove(mine)
+
+    @property
+    def _changes_elsewhere(self) -> bool:
+        """Whether a call in another thread may change the run now."""
+        return any(not other.shares and other.thread != threading.get_ident() for other in self._in_progress)
 
     def _ended(self, call: str, ended_by: str) -> UsageError:
         """Notes the signal by which all processes have agreed to end, and makes the error of a call that it keeps."""
@@ -470,16 +519,22 @@ class Run(BaseRun):
         return self.strategy.num_hosts == 1 and not self.config.coordinates
 
     def _hand_over(self, was_open: bool) -> None:
-        """Gives the copy of the models the run's present weights; while it is open, also the model passed to it."""
-        if self._copy is not None:
-            self._copy.refresh()
-        trainer = self.trainer
-        if was_open and self.config.trains and isinstance(trainer, KerasTrainer) and trainer.is_built:
-            passed = trainer.make()
-            # One that is trained itself gets an average only once that is done.
-            trains_passed = trainer.model is passed and (self.is_open or not self.config.ema_decay)
-            trained = passed if trains_passed else self._evaluated_trainer().model
-            hand_over(trainer, trained, passed, self.inputs.updates_before + self.step)
+        """Gives the copy of the models the run's present weights; while it is open, also the model passed to it.
+
+        The end of a call of another thread that may change these does so, if one is in progress.
+        """
+        with self._turns:
+            if self._changes_elsewhere:
+                return
+            if self._copy is not None:
+                self._copy.refresh()
+            trainer = self.trainer
+            if was_open and self.config.trains and isinstance(trainer, KerasTrainer) and trainer.is_built:
+                passed = trainer.make()
+                # One that is trained itself gets an average only once that is done.
+                trains_passed = trainer.model is passed and (self.is_open or not self.config.ema_decay)
+                trained = passed if trains_passed else self._evaluated_trainer().model
+                hand_over(trainer, trained, passed, self.inputs.updates_before + self.step)
 
     def _evaluated_trainer(self) -> Trainer:
         """Returns a trainer with the weights that evaluations use: the run's own, or the copy."""

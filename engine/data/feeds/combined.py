@@ -238,15 +238,15 @@ class CombinedFeed(Feed):
         pairs = zip(self.feeds.items(), operands, strict=True)
         return Batches({name: feed.batch(*inputs) for (name, feed), inputs in pairs})
 
-    def set_data(self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None) -> None:
-        """Sets the data of the next steps; see `ExternalFeed.set_data`, of which all feeds are."""
-        sizes = split.sizes(batch_size)
-        for number, (name, member) in enumerate(self.feeds.items()):
+    def reading(self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None) -> CombinedFeed:
+        """Returns the feed of one call's data; see `ExternalFeed.reading`, of which all feeds are."""
+        feeds: dict[str, Any] = {}
+        for number, (name, size) in enumerate(split.sizes(batch_size).items()):
+            first = [split.members[name], first_step, size, member_seed(seed, name, number)]
+            feeds[name] = self.feeds[name].reading(*first, steps)  # type: ignore[attr-defined]
             # Others are read for as many steps as the first.
-            length = self.order.steps_per_epoch if number and steps is None else steps
-            member.set_data(  # type: ignore[attr-defined]
-                split.members[name], first_step, sizes[name], member_seed(seed, name, number), length
-            )
+            steps = feeds[name].order.steps_per_epoch if steps is None else steps
+        return type(self)(feeds, self.shards)
 
 
 def _check_sizes(name: str, order: Order, shards: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import weakref
 from collections.abc import Iterator
@@ -41,23 +42,27 @@ class ExternalOrder(Order):
 class ExternalFeed(Feed):
     """Reads a call's batches on the host. Its programs take any number of examples.
 
-    One feed serves all data of a form; `set_data` sets the next. Each epoch is shuffled by (seed, first step, epoch),
-    so two calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some
-    steps continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
+    Each call has a feed of its own, which `reading` makes. Each epoch is shuffled by (seed, first step, epoch), so two
+    calls on the same data differ, and a call is repeated exactly after a resume. A stream that is read for some steps
+    continues there in later calls, as long as its `Stream` exists; it is not read ahead of these steps.
     """
+
+    order: ExternalOrder
+    _next_step: int
+    _most_steps: int
+    _epoch_order: tuple[int, np.ndarray]
 
     def __init__(self, num_replicas: int, mesh: Mesh):
         self._mesh = mesh
         self._num_replicas = num_replicas
         self.split: Any = None
-        self._next_step = 0
-        self._epoch_order = (-1, np.zeros(0, np.int64))
-        self._iterators: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()
+        self._iterator: Iterator | None = None
+        self._left: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()  # by earlier calls
 
-    def set_data(
+    def reading(
         self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None
-    ) -> None:
-        """Sets the data of the next steps.
+    ) -> ExternalFeed:
+        """Returns the feed of one call's data.
 
         Args:
           split: a `Source`, or a `Stream`, which is read in its own order.
@@ -66,7 +71,7 @@ class ExternalFeed(Feed):
           steps: number of next steps, if known: then a stream's examples are not counted. None for whole epochs, for
             which a stream is read from its beginning.
         """
-        read: list[int] | None = None if split.by_index else []
+        feed, read = copy.copy(self), None if split.by_index else list[int]()
         if split.by_index:
             examples = len(split)
         elif steps is not None:
@@ -75,11 +80,13 @@ class ExternalFeed(Feed):
             raise UsageError("the dataset never ends, so it has no epoch; give steps, or dataset.take(examples)")
         else:
             examples = count(split)
-            self._iterators.pop(split, None)
-        self.order: ExternalOrder = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
-        self.split, self._epoch_order, self._next_step = split, (-1, self._epoch_order[1]), first_step
+        left = None if split.by_index else self._left.pop(split, None)
+        feed._iterator = None if steps is None else left
+        feed.order = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
+        feed.split, feed._epoch_order, feed._next_step = split, (-1, np.zeros(0, np.int64)), first_step
         varies = unknown_dimensions(split.element_spec) > 0  # each batch is padded to its own longest example
-        self._most_steps = 1 if varies else max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
+        feed._most_steps = 1 if varies else max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
+        return feed
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         if not self.split.by_index:
@@ -128,7 +135,9 @@ class ExternalFeed(Feed):
         is_source = self.split is not None and self.split.by_index
         if is_source and (self._next_step - self.order.first_step) % self.order.steps_per_epoch == 0:
             self.split.end_epoch()
-        self.split = None
+        if self._iterator is not None:
+            self._left[self.split] = self._iterator
+        self.split = self._iterator = None
 
     def _epoch(self, epoch: int) -> np.ndarray:
         """The order of an epoch, by index: kept while the epoch lasts, since a call reads only a part of it."""
@@ -153,13 +162,12 @@ class ExternalFeed(Feed):
         """Returns the next batch of a stream, whose epochs follow one another."""
         # At its end the stream is read again, once: one that then gives nothing can't be.
         for _ in range(2):
-            if (iterator := self._iterators.get(self.split)) is None:
+            if self._iterator is None:
                 examples = self.split.examples(None, tf.constant(0, tf.int64))
-                batches = batched(self.split, examples, self.order.batch_size)
-                iterator = self._iterators[self.split] = iter(untuned(batches))
-            if (batch := next(iterator, None)) is not None:
+                self._iterator = iter(untuned(batched(self.split, examples, self.order.batch_size)))
+            if (batch := next(self._iterator, None)) is not None:
                 return batch
-            del self._iterators[self.split]
+            self._iterator = None
         raise SourceError(
             f"the dataset has ended after {len(self.order.read or ())} steps of this call, and gives nothing when it "
             "is read again, as a generator that can be read only once; pass fewer steps, or one that starts again"

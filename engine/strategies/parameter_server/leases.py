@@ -196,6 +196,11 @@ class LeaseLoop(InnerLoop):
         self._pull = pull
         self._functions = Programs()
 
+    def on(self, feed) -> LeaseLoop:
+        self.feed = feed  # in place, since leases are of this program: its calls are made one after the other
+        self.restart()
+        return self
+
     @property
     def function(self) -> tf.function:
         """The function to schedule, with the arguments (operands, lease); the lease is an int64 vector."""

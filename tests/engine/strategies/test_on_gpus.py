@@ -64,7 +64,7 @@ def waits_of(monkeypatch):
         programs = [[*loop.programs.values()] for loop in loops]
         assert len(programs) == 1 + bool(made.strategy.evaluation)
         assert all(programs)
-        return [wait for of_loop in programs for program in of_loop for wait in waits(program)]
+        return [wait for of_loop in programs for traced in of_loop for wait in waits(traced.program)]
 
     return waits_of
 
