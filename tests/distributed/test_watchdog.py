@@ -202,9 +202,9 @@ def test_a_clock_that_is_set_back_is_named_where_tensorflow_takes_workers_for_lo
     )
     error, now = tf.errors.AbortedError(None, None, words), time.time
     with Job([0.0, 0.0]) as job:
-        assert job.watchdogs[0]._set_clock(words) is None
         monkeypatch.setattr(time, "time", lambda: now() - 3600)
-        wait_until(lambda: job.watchdogs[0]._set_clock(words))
+        sent = job.watchdogs[1].heard[0].number
+        wait_until(lambda: job.watchdogs[1].heard[0].number > sent + 2)  # by then its thread has looked
         line = job.watchdogs[0].explain_lost_peer(error)
         assert line.startswith(f"the clock of worker 0 ({job.addresses[0]}) went back by 3,600 s")
         assert job.watchdogs[1].explain_lost_peer(error) == f"worker 0 ({job.addresses[0]}) has ended: {line}"
