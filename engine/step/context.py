@@ -92,7 +92,7 @@ class StepContext:
       shard: scalar int32, by which sharded layers sample: equal on replicas with the same shard and examples.
       has_examples: scalar bool, whether this replica has any; None if it always has.
       collect_norm: scalar bool, whether this step's gradient norm, which is costly, will be read; None is never.
-      batch_number: scalar int64, from 0 in each evaluation; None in training.
+      batch_number: scalar int64, from 0 in each evaluation, from another number in each prediction; None in training.
       generators: the seed generators of Keras's layers, see `seed_layers`, and by which one's state each samples.
       micro_batch: which of this replica's micro-batches is computed: an int or scalar int32.
       sampled: how many random numbers of each kind were sampled so far.
@@ -147,7 +147,7 @@ class StepContext:
         It differs by the run's seed, the step, the replica, the micro-batch and the call: calls are numbered as the
         step is traced, from 0 in each step. A resumed run samples the same, as does the backward pass of a block that
         `recomputed` computes again. In evaluation the seed differs by batch instead of step: each evaluation samples
-        the same, and differently from training.
+        the same, and differently from training; each call of `predict` samples anew.
 
         A call within a `tf.while_loop` of your own is traced once: all iterations get one seed.
 

@@ -248,7 +248,8 @@ class InnerLoop(Program):
     def _arguments(self, step: int, call_input: CallInput, is_due: bool, more: tuple) -> tuple:
         """Returns the arguments of `_loop`; the last step collects the norm if something is due after it."""
         operands, start, stop = call_input
-        number = step if self.state else step % self.feed.order.steps_per_epoch  # of an evaluation, its batch's
+        # Of an evaluation, its batch's.
+        number = step if self.state else self.first_batch + step % self.feed.order.steps_per_epoch
         # One tensor instead of four: each argument of a call costs the host some microseconds.
         return operands, tf.constant((number, start, stop, stop - 1 if is_due else -1), tf.int64), *more
 

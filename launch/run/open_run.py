@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import inspect
+import itertools
 import os
 import signal
 import threading
@@ -74,6 +75,7 @@ class Run(BaseRun):
         self._standby = Standby(self._end_by_signal)
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
+        self._predictions = itertools.count()  # of calls, each of which samples others
         self._copy: Any = None  # copy of the models, if the run's own are not handed out
         self._process, self._thread = os.getpid(), threading.get_ident()
         self._in_progress: list[_InProgress] = []
@@ -275,7 +277,8 @@ class Run(BaseRun):
         """Computes the outputs of `Trainer.forward`, as NumPy arrays in the examples' order, 16-bit ones as float32.
 
         Examples are computed `eval_batch_size` at a time, across all replicas, with the weights that evaluations use;
-        each process of a run makes the call, and has all outputs.
+        each process of a run makes the call, and has all outputs. What samples in predictions too, such as dropout
+        with `training=True`, samples anew at each call.
 
         Args:
           data: features in the form of the run's: an array, a dictionary or a tuple of arrays, whose first axis is
@@ -302,7 +305,7 @@ class Run(BaseRun):
             return predictor.checked(data, split)
 
         with self._call("predict", False, data, checked, True, name=name, split=split) as examples:
-            outputs = predictor(examples, lambda: self._standby.name)
+            outputs = predictor(examples, next(self._predictions), lambda: self._standby.name)
             if not columns:
                 return outputs
             return prediction_files.prediction_columns(predicting.view_run(self), examples, outputs, name)

@@ -171,7 +171,8 @@ class Leases:
     def schedule(self, loop: LeaseLoop, call_input: CallInput) -> None:
         """Schedules the steps of a feed's lease. Requires room."""
         self.ledger.scheduled += 1
-        lease = Lease(self.ledger.scheduled, *self._free.pop(0), call_input.start, call_input.stop)
+        steps = call_input.start, call_input.stop
+        lease = Lease(self.ledger.scheduled, *self._free.pop(0), *steps, loop.first_batch)
         # While nothing was in progress, time has not counted: the caller may have evaluated for an hour.
         if not self._open:
             self._moved = (self._moved[0], time.monotonic())

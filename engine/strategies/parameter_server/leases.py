@@ -33,6 +33,7 @@ class Lease(NamedTuple):
       slot: index of the lease among the counters while it is in progress.
       steps_before, starts_before: the slot's counts when the lease was created.
       first, stop: the range of steps, [first, stop).
+      first_batch: see `Program`.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Lease(NamedTuple):
     starts_before: int
     first: int
     stop: int
+    first_batch: int
 
     @property
     def steps(self) -> int:
@@ -249,7 +251,8 @@ class LeaseLoop(InnerLoop):
         one_step, zeros = self._trace_step(trace, specs, lease.first, lease.first, *self._argument_specs(pulled))
 
         def body(operands, step, sums):
-            result = one_step(self._step_operands(operands, step), step, tf.equal(step, lease.stop - 1), pulled)
+            batch, number = self._step_operands(operands, step), lease.first_batch + step
+            result = one_step(batch, number, tf.equal(step, lease.stop - 1), pulled)
             return step + 1, self._add_step(sums, result)
 
         (_, sums), input_stats, seconds = self._run_steps(operands, lease.stop, body, (lease.first, zeros))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,10 @@ from ..data import external, loading
 from ..saved import weights
 from ..saved.preprocessor import Names, check_trained
 
+# 2^32 divided by the golden ratio: batches of different calls have different numbers, also in the lower 32 bits, of
+# which XLA makes samples.
+_APART = 0x9E3779B1
+
 
 class Predictor:
     """Computes a run's outputs of examples in their order, on all replicas, with the weights that evaluations use.
@@ -65,10 +70,12 @@ class Predictor:
         external.check_like(self._run, "features", wanted, spec, fix)
         return chosen
 
-    def __call__(self, split: Split, ends: Callable[[], str | None] = lambda: None) -> Any:
+    def __call__(self, split: Split, number: int = 0, ends: Callable[[], str | None] = lambda: None) -> Any:
         """Computes the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
 
-        `ends`: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
+        Args:
+          number: that of the run's calls of `predict` before this one; each samples others.
+          ends: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
         """
         size = self._run.config.eval_batch_size
         is_together = self._run.strategy.num_hosts == self._strategy.num_hosts
@@ -76,7 +83,7 @@ class Predictor:
         optimizers = Inventory(self._trainer).optimizers.values()
         has_averages = any(optimizer.weight_average is not None for optimizer in optimizers)
         with averaged_weights(self._trainer) if has_averages else contextlib.nullcontext():
-            return _outputs(self._strategy, self._prediction, split, size, **options)
+            return _outputs(self._strategy, self._prediction, split, size, number, **options)
 
 
 def model_predictor(model: tf.keras.Model, check: Callable[[Any], Any]) -> Callable[[Split, int], Any]:
@@ -90,7 +97,8 @@ def model_predictor(model: tf.keras.Model, check: Callable[[Any], Any]) -> Calla
     with isolation.Isolation().entered():
         strategy = on_one_device(prepare(_Holder(model), RunContext()))
     # One prediction for all calls, so that it is compiled once.
-    return functools.partial(_outputs, strategy, Prediction(_caller(model)), check=check)
+    prediction, numbers = Prediction(_caller(model)), itertools.count()
+    return lambda split, size: _outputs(strategy, prediction, split, size, next(numbers), check)
 
 
 class _Holder(Trainer):
@@ -132,6 +140,7 @@ def _outputs(
     prediction: Prediction,
     split: Split,
     size: int,
+    number: int,
     check: Callable[[Any], Any] = lambda features: features,
     **ends: Any,
 ) -> Any:
@@ -140,6 +149,7 @@ def _outputs(
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
     with contextlib.closing(strategy.external(prediction, features, size)) as program:
+        program.first_batch = number * _APART
         strategy.evaluate(program, keep=rows.add, **ends)
     return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
 

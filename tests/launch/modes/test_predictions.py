@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import sys
 
 import numpy as np
@@ -65,6 +66,28 @@ def test_all_forms_of_data_are_predicted_in_order():
             np.testing.assert_allclose(opened.predict(**split), expected[7:], rtol=1e-5, atol=1e-6)
         opened.train(steps=1)  # what was computed before is not kept
         np.testing.assert_allclose(opened.predict(FEATURES), opened.model(FEATURES), rtol=1e-5, atol=1e-6)
+
+
+class Drops(Model):
+    """Drops out in predictions and evaluations too, as Monte-Carlo dropout does."""
+
+    def forward(self, features, training):
+        return tf.keras.random.dropout(super().forward(features, training), 0.5)
+
+
+@pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_each_call_of_predict_samples_anew_and_each_evaluation_the_same(replicas, tmp_path):
+    asked = {**ASKED, "run_dir": tmp_path, "strategy": "mirrored", "num_virtual_devices": replicas}
+    with open_run(Drops, **asked) as opened:
+        opened.train()
+        predicted = [opened.predict(FEATURES) for _ in range(4)]
+        assert all(0.2 < np.mean(a == b) < 0.8 for a, b in itertools.pairwise(predicted))
+        assert opened.evaluate() == opened.evaluate()
+    with open_run(Drops, **asked) as opened:
+        np.testing.assert_array_equal(predicted, [opened.predict(FEATURES) for _ in range(4)])
+    loaded = load_model(tmp_path, trainer_class=Drops)
+    first, second = (loaded.predict(Pets()) for _ in range(2))
+    assert 0.2 < np.mean(first == second) < 0.8
 
 
 def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
