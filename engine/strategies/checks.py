@@ -60,6 +60,11 @@ _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
     "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
+_STATE_OF_PYTHON = (
+    "the step calls Python (%s), and what its functions keep is in no checkpoint: this resumed run goes on with the "
+    "weights of the one before, and with the program's new objects, such as an environment; keep their state in "
+    "tf.Variables of the trainer"
+)
 _COMPARED_IN_PARTS = (
     "%s compares examples with one another, and each replica or micro-batch only those of its own part of the global "
     "batch, which is not what one device computes; compare with those of crankshaft.gather(self, values), without "
@@ -119,7 +124,9 @@ class StepChecks:
                 self._check(trace().graph)
         if self._jit:
             check_compilable(step.graph)
-        warn_of_step(step.graph, self._replicas)
+        warn_of_step(
+            step.graph, self._replicas, is_resumed=bool(self._trains and self._state and self._state.is_resumed)
+        )
         return step
 
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
@@ -562,12 +569,15 @@ def check_compilable(graph: tf.Graph) -> None:
         raise NotCompilableError(f"XLA can't compile {op.type}{where}; {fix} jit=auto or off")
 
 
-def warn_of_step(graph: tf.Graph, replicas: int) -> None:
+def warn_of_step(graph: tf.Graph, replicas: int, is_resumed: bool = False) -> None:
     """Warns of what a step that was traced in a graph does not do as it may seem to.
 
-    It samples numbers that no resumed run repeats, adds up 16-bit values in 16 bits, or writes one replica's summary.
+    It samples numbers that no resumed run repeats, calls Python's objects, which are new in a resumed run, adds up
+    16-bit values in 16 bits, or writes one replica's summary.
     """
     halves, ops = (tf.bfloat16, tf.float16), [*graphs.operations(graph)]
+    if is_resumed and (calls := [op for op in ops if op.type in ("PyFunc", "EagerPyFunc")]):
+        logging.warning_once(_STATE_OF_PYTHON, graphs.program_line(calls[0]) or calls[0].name)
     if sampled := {op.type for op in ops if graphs.samples(op)}:
         logging.warning_once(_STATEFUL_SAMPLING, ", ".join(sorted(sampled)))
     if inexact := [op.name for op in ops if op.type in _SUMS and op.outputs[0].dtype in halves]:

@@ -524,6 +524,11 @@ class InnerLoop(Program):
         return graphs.kinds(self._trace.graph)
 
     @property
+    def lacked_by_xla(self) -> tf.Operation | None:
+        """An op of a step that XLA has no kernel for, if any; known after tracing."""
+        return graphs.lacked_by_xla(self._trace.graph)
+
+    @property
     def compiled(self) -> Compiled:
         """The compiled programs, which another loop of the same step, on a feed of the same `form`, can take over."""
         return Compiled(self.programs, self._arrivals)

@@ -52,7 +52,8 @@ def measure(
 
     Returns:
       ({jit: (steps per second, the better of two; program)}, why entry True is missing, if it is): XLA can't compile
-      the step, or is known to be slow for it.
+      the step, or is known to be slow for it. If XLA has no kernel for one of the step's ops, none is executed, as such
+      an op may have effects that can't be undone: a function of Python may play an environment, or read a queue.
 
     Raises:
       Interrupted: the run ends, by its reason; every variable is restored.
@@ -61,6 +62,13 @@ def measure(
     why_not = ""
     devices = strategy.describe()["devices"]
     on_cpus = {tf.DeviceSpec.from_string(name).device_type for name in devices} == {"CPU"}
+    plain = strategy.program("train", strategy.training.feed, False)
+    plain.trace()
+    if op := plain.lacked_by_xla:
+        try:
+            strategy.program("train", strategy.training.feed, True).trace()  # for XLA some ops are replaced
+        except NotCompilableError:
+            return {}, f"it has no kernel for {op.type}"
     for jit in (False, True):
         # Within a loop XLA has only its slowest kernels for these on CPUs: a step of the reference CNN takes 28 times
         # as long, one of resnet20 88 times as much CPU time (11 s), and a trial would delay a run by minutes.
@@ -74,7 +82,7 @@ def measure(
         if jit and (operations := measured[False][1].operations.total()) > most:
             why_not = f"not tried with it, since {operations:,} operations take it long to compile; jit=on does"
             break
-        program = strategy.program("train", strategy.training.feed, jit)
+        program = strategy.program("train", strategy.training.feed, True) if jit else plain
         try:
             with state.restoring():
                 measured[jit] = (_steps_per_second(program, clock, ends), program)

@@ -95,6 +95,7 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
     config = run.config
     manifest = restoring.restore_to_train(run, to_end)
     run.resumed_from = manifest.step if manifest else None
+    run.state.is_resumed = manifest is not None
     if config.writes_run:  # not before: a run that can't be resumed stays unchanged
         write_run_file(config.files.config, config.as_json())
         weights.write_description(run, config.files.path)
@@ -194,6 +195,8 @@ def choose_jit(run: BaseRun, left: int | None) -> str:
     except Interrupted:
         return "XLA is timed when the run continues"
     state.jit = jit_choice.choose(measured)
+    if not measured:
+        return f"XLA off: not timed, since {why_not}"
     strategy.training = measured[state.jit][1]
     rates = {jit: f"{rate:,.0f}" for jit, (rate, _) in measured.items()}
     with_xla = f"{rates[True]} with it" if True in rates else why_not

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import mean
+from crankshaft import mean, run
 from crankshaft.engine.state import host_device
 from crankshaft.engine.strategies import jit_choice
 from crankshaft.engine.strategies.base import Interrupted
@@ -93,8 +93,27 @@ def test_an_op_that_xla_lacks_is_named_with_the_setting_that_does_without(bench,
     made = bench(Lacking(), (np.ones([8, 3], np.float32), np.ones(8, np.float32)), 4, jit=True)
     with pytest.raises(ValueError, match=rf"^XLA can't compile {op}(, at .*|); .*use jit=auto or off$"):
         made.run(1)
-    assert jit_choice.measure(made.strategy, made.state)[1] == "it cannot compile this step"
+    assert jit_choice.measure(made.strategy, made.state) == ({}, f"it has no kernel for {op}")
     assert "OP_REQUIRES" not in capfd.readouterr().err
+
+
+def test_a_step_that_calls_python_is_called_once_for_each_step_and_a_resumed_run_names_what_it_lacks(tmp_path, caplog):
+    played = []
+
+    class Environment(Squares):
+        def loss(self, outputs, batch):
+            reward = tf.numpy_function(lambda x: played.append(1) or x, [outputs], tf.float32)
+            return mean(tf.square(outputs[:, 0]) + 0.0 * reward[:, 0])
+
+    data = (np.ones([8, 3], np.float32), np.ones(8, np.float32))
+    asked = {"data": (data,), "mode": "train", "global_batch_size": 8, "progress": "off", "run_dir": tmp_path}
+    run(Environment, **asked, train_steps=60)  # enough for a measurement
+    assert len(played) == 60
+    assert "in no checkpoint" not in caplog.text
+    run(Environment, **asked, train_steps=120)
+    assert len(played) == 120
+    line = r"the step calls Python \(.*test_jit_choice.py:\d+ in loss\), and what its functions keep"
+    assert re.search(line, caplog.text)
 
 
 def by_size(x):
