@@ -207,6 +207,7 @@ def test_a_clock_that_is_set_back_is_named_where_tensorflow_takes_workers_for_lo
         wait_until(lambda: job.watchdogs[1].heard[0].number > sent + 2)  # by then its thread has looked
         line = job.watchdogs[0].explain_lost_peer(error)
         assert line.startswith(f"the clock of worker 0 ({job.addresses[0]}) went back by 3,600 s")
+        wait_until(lambda: job.watchdogs[1].heard[0].end_reason)
         assert job.watchdogs[1].explain_lost_peer(error) == f"worker 0 ({job.addresses[0]}) has ended: {line}"
 
 
