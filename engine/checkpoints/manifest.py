@@ -20,6 +20,7 @@ from ..machine import files
 
 FORMAT = 2
 SUFFIX = ".manifest.json"
+INCOMPLETE = "incomplete"  # folder of files that were set aside
 STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
 WRITING = ".writing"  # after SUFFIX: the list of files that are being moved to the directory
 _READ_BYTES = 1 << 21
@@ -184,6 +185,11 @@ def unlisted_files(directory: str) -> list[str]:
     matches = [match for match in map(_FILE_OF_ANY.fullmatch, names) if match]
     left = [match[0] for match in matches if match["stem"] + SUFFIX not in names]
     return left + [name for name in names if name == STATE_FILE and not any(map(_MANIFEST.fullmatch, names))]
+
+
+def is_file_after(name: str, step: int) -> bool:
+    """Returns whether a name is that of a run's checkpoint file of a later step."""
+    return bool(_FILE.fullmatch(name)) and step_from_name(name) > step
 
 
 def remove(path: str) -> bool:

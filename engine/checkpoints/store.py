@@ -121,10 +121,11 @@ class Checkpoints:
         """Removes what killed writers left, and returns the names. Called by the writing process before its first save.
 
         A checkpoint that lacked only its manifest is sealed. One with a manifest stays, broken or not, until it is
-        written again or removed by `keep`.
+        written again or removed by `keep`. Of a copy that was interrupted, files without a manifest, newer than a whole
+        checkpoint, are moved to the folder `INCOMPLETE`.
 
         Raises:
-          CheckpointError: the directory has checkpoint files that no manifest lists.
+          CheckpointError: the directory has other checkpoint files that no manifest lists.
         """
         self.wait()
         if not self.writes or self.writer.process:
@@ -133,12 +134,7 @@ class Checkpoints:
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         if names := manifests.unlisted_files(self.directory):
-            more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-            raise CheckpointError(
-                f"{self.directory} has checkpoint files that no manifest lists: {', '.join(names[:_LISTED])}{more}; "
-                "restore their .manifest.json files from a copy, move them elsewhere, or use another run_dir, with "
-                "init_from to begin with their weights"
-            )
+            self._set_aside(names)
         listed = self._catalogue.read_all()[0]
         swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
         if len(swept) < len(listed):  # else keep the last trace of a run
@@ -146,6 +142,28 @@ class Checkpoints:
         for name in removed:
             logging.info("removed %s, left by a process that was killed", name)
         return removed
+
+    def _set_aside(self, names: list[str]) -> None:
+        """Moves files that no manifest lists, if all are newer than a whole checkpoint, or raises `CheckpointError`."""
+        whole = next(self._valid(lambda manifest: True), None)
+        more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+        listed = ", ".join(names[:_LISTED]) + more
+        if whole is None or not all(manifests.is_file_after(name, whole.step) for name in names):
+            raise CheckpointError(
+                f"{self.directory} has checkpoint files that no manifest lists: {listed}; restore their .manifest.json "
+                "files from a copy, move them elsewhere, or use another run_dir, with init_from to begin with their "
+                "weights"
+            )
+        folder = os.path.join(self.directory, manifests.INCOMPLETE)
+        os.makedirs(folder, exist_ok=True)
+        size = sum(os.path.getsize(os.path.join(self.directory, name)) for name in names)
+        for name in names:
+            target = os.path.join(folder, name)
+            while os.path.lexists(target):
+                target += "~"
+            os.rename(os.path.join(self.directory, name), target)
+        message = "%s: no manifest lists %s, newer than %s, as if copied in part: moved to %s (%.1f MiB)"
+        logging.warning(message, self.directory, listed, whole.name, folder, size / 2**20)
 
     def save(self, step: int, host_state: dict, *, wait: bool = False, force: bool = False) -> None:
         """Saves the current state; returns when the variables may change again.

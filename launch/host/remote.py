@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator
 
 from ...engine import logging
-from ...engine.checkpoints.manifest import SUFFIX, WRITING
+from ...engine.checkpoints.manifest import INCOMPLETE, SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
 from ...input.files import storage
@@ -160,9 +160,9 @@ class RemoteFolder:
 
 
 def _is_whole(path: str, sealed: set[str]) -> bool:
-    """Whether a file may be copied: of a checkpoint only when its manifest, the last of it, is there."""
+    """Whether a file may be copied: of a checkpoint only when its manifest, the last of it, is there; or set aside."""
     stem = re.match(r"(.*ckpt-\d+)\.", path)
-    return stem is None or stem[1] in sealed
+    return stem is None or stem[1] in sealed or INCOMPLETE in path.split(os.sep)
 
 
 @contextlib.contextmanager

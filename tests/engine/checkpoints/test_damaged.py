@@ -157,7 +157,7 @@ def test_a_step_that_is_written_again_in_fewer_files_leaves_none_of_the_others(t
     assert more not in names(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["ckpt-3.index", "model-7.data-00000-of-00001", "checkpoint"])
+@pytest.mark.parametrize("name", ["ckpt-0.index", "model-7.data-00000-of-00001", "checkpoint"])
 def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tmp_path, name):
     state = make_state()
     if name != "checkpoint":  # TensorFlow's, which a run writes itself
@@ -167,6 +167,31 @@ def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tm
     with pytest.raises(CheckpointError, match=rf"has checkpoint files that no manifest lists: {name}; restore"):
         make(tmp_path, state, keep=1).clean()
     assert names(tmp_path) == before
+
+
+def test_files_of_a_copy_that_was_interrupted_are_set_aside_and_none_is_replaced(tmp_path, caplog):
+    saved(tmp_path, [1])
+    for content in (b"first", b"other"):
+        (tmp_path / "ckpt-3.index").write_bytes(content)
+        (tmp_path / "ckpt-0.index").write_bytes(b"")
+        with pytest.raises(CheckpointError, match=r"ckpt-0.index, ckpt-3.index; restore"):
+            make(tmp_path, make_state()).clean()
+        assert (tmp_path / "ckpt-3.index").read_bytes() == content
+        (tmp_path / "ckpt-0.index").unlink()
+        checkpoints = make(tmp_path, make_state())
+        checkpoints.clean()
+        assert checkpoints.latest().step == 1
+    aside = {path.name: path.read_bytes() for path in (tmp_path / "incomplete").iterdir()}
+    assert aside == {"ckpt-3.index": b"first", "ckpt-3.index~": b"other"}
+    assert f"lists ckpt-3.index, newer than ckpt-1, as if copied in part: moved to {tmp_path}/incomplete" in caplog.text
+
+
+def test_files_beside_a_broken_checkpoint_alone_are_no_interrupted_copy(tmp_path):
+    saved(tmp_path, [1])
+    (tmp_path / "ckpt-1.index").write_bytes(b"")
+    (tmp_path / "ckpt-3.index").write_bytes(b"dear")
+    with pytest.raises(CheckpointError, match=r"ckpt-3.index; restore"):
+        make(tmp_path, make_state()).clean()
 
 
 def test_a_file_that_has_come_into_a_checkpoints_place_is_not_replaced(tmp_path):
