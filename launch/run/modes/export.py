@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ....engine import logging
+from ....engine.checkpoints import manifest as manifests
 from ....engine.data import form
 from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
@@ -31,6 +34,7 @@ from .outcome import Outcome, run_result
 
 _DEFAULT = "serving_default"
 _DATA = "assets.extra/data.json"  # in a SavedModel's place for what TensorFlow does not read
+_ORIGIN = "assets.extra/crankshaft.json"  # what the SavedModel was made of
 _SIGNATURE_NAME = re.compile("[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -40,14 +44,14 @@ def export(run: BaseRun) -> Outcome:
         checkpoint = f"{'best' if run.config.eval_checkpoint == 'best' else 'checkpoints'}/{manifest.name}"
     numerics.check_weights(run.trainer, f"step {run.state.step}")
     config = run.config
-    path = save(run, config.output_path, config.export_model)
+    path, is_new = save(run, config.output_path, config.export_model, manifests.sha256(manifest.path))
     kind = "Keras model" if path.endswith(".keras") else "SavedModel"
-    line = f"{kind} of step {run.state.step}, {checkpoint}: {path}"
+    line = f"{kind} of step {run.state.step}, {checkpoint}: {path}{'' if is_new else ' has it already'}"
     return Outcome({**run_result(run), "export": path, "checkpoint": checkpoint}, lines=[line])
 
 
-def save(run: BaseRun, path: str, name: str | None = None) -> str:
-    """Writes the model of a run, whole or not at all, and returns its path.
+def save(run: BaseRun, path: str, name: str | None, checkpoint: str) -> tuple[str, bool]:
+    """Writes the model of a run, whole or not at all; returns its path, and whether it was not there already.
 
     Args:
       run: run that the model was trained in, restored.
@@ -55,11 +59,12 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
         Serving wants it.
       name: name of a Keras model that the trainer holds; None is `Trainer.forward`, or `Trainer.model` for a .keras
         file.
+      checkpoint: digest of the manifest of the run's checkpoint.
     """
     is_keras = path.endswith(".keras")
     path = path if is_keras else os.path.join(path, str(run.state.step))
-    if os.path.lexists(path):
-        raise UsageError(f"output: {path} exists; remove it or use another output")
+    if is_keras and os.path.lexists(path):
+        raise _there(path)
     if name:
         weights.keras_model(run.trainer, name)
     elif getattr(run.trainer, "model", None) is None:
@@ -70,9 +75,12 @@ def save(run: BaseRun, path: str, name: str | None = None) -> str:
         )
     if is_keras:
         _save_keras(run, path, name)
-    else:
-        _save_serving(run, path, name)
-    return path
+        return path, True
+    return path, _save_serving(run, path, name, checkpoint)
+
+
+def _there(path: str) -> UsageError:
+    return UsageError(f"output: {path} exists; remove it or use another output")
 
 
 def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
@@ -106,8 +114,8 @@ def _save_keras(run: BaseRun, path: str, name: str | None) -> None:
         )
 
 
-def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
-    """Writes a SavedModel, and in its `assets.extra/data.json` the data's description (`input.data_json`).
+def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) -> bool:
+    """Writes a SavedModel, unless the same is there, with the data's description (`input.data_json`) in `_DATA`.
 
     The signature `serving_default` takes the features of a batch: one array as `features`, others by the names of
     `_leaves`; as text those that were looked up. It returns what `Run.predict` does: one array as `outputs`, several by
@@ -115,6 +123,8 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
 
     A Keras model may have more to serve: its method `export_signatures()` returns `tf.function`s by name, each with an
     input signature of named specs, and dicts of tensors as outputs.
+
+    Returns whether it was not there. Raises `UsageError` for another that is.
     """
     trainer, preprocessing = weights.unsharded_trainer(run), run.data_info.preprocessing
     forward, forward_features = predicting.forward_and_features(trainer, run.example, name)
@@ -143,6 +153,16 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
     functions: dict[str, Any] = getattr(model, "export_signatures", dict)()
     more = {name: function.get_concrete_function() for name, function in functions.items()}
     module = _module(trainer, preprocessing.tables, [signature, *more.values()])
+    digest = hashlib.sha256()
+    for function in (signature, *more.values()):  # TensorFlow's own fingerprint is the same for other graphs
+        digest.update(function.graph.as_graph_def().SerializeToString(deterministic=True))
+    flags = {flag: run.config.values[flag] for flag in ("export_model", "export_since")}
+    origin = {"checkpoint": checkpoint, "graph": digest.hexdigest(), **flags}
+    if os.path.lexists(path):
+        with contextlib.suppress(OSError, ValueError):
+            if files.read_json(os.path.join(path, _ORIGIN)) == origin:
+                return False
+        raise _there(path)
     tables = [table for table in Inventory(trainer).tables.values() if table.admissions]
     tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     with files.replacing(path, os.mkdir) as temporary:
@@ -151,6 +171,8 @@ def _save_serving(run: BaseRun, path: str, name: str | None) -> None:
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), data_json.as_json(run.data_info))
+        write_json(os.path.join(temporary, _ORIGIN), origin)
+    return True
 
 
 def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) -> tf.Module:

@@ -95,6 +95,31 @@ def test_a_compiled_model_is_loaded_and_exported_as_it_was_trained(tmp_path):
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
 
 
+def test_an_export_that_is_there_is_not_made_again_and_one_of_another_forward_is_refused(tmp_path):
+    class Fitted(Trainer):
+        scale = 1.0
+
+        def build_model(self):
+            return tf.keras.Sequential([L.Input([4]), L.Dense(3)])
+
+        def forward(self, features, training):
+            return self.scale * self.model(features)
+
+        def loss(self, outputs, batch):
+            return mean(tf.reduce_sum(tf.square(outputs), -1))
+
+    class Other(Fitted):
+        scale = 2.0
+
+    Other.__name__ = Fitted.__name__
+    how = {"data": ((np.ones([8, 4], "float32"),),), "run_dir": tmp_path / "run", "global_batch_size": 8, **QUIET}
+    run(Fitted, train_steps=1, **how)
+    folders = [run(Fitted, mode="export", **how).result["export"] for _ in range(2)]
+    assert folders[0] == folders[1] == str(tmp_path / "run" / "export" / "1")
+    with pytest.raises(UsageError, match=f"{folders[0]} exists; remove it"):
+        run(Other, mode="export", **how)
+
+
 AUGMENTED = {
     "flip": lambda: L.RandomFlip(),
     "rotation": lambda: L.RandomRotation(0.1),

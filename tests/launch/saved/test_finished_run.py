@@ -159,7 +159,12 @@ def test_exports_give_the_same_outputs_in_another_process(digits_run, inside, tm
     expected = [tf.nn.relu(batch @ tf.constant(hidden[0]) + hidden[1]) @ logits[0] + logits[1] for batch in batches]
     np.testing.assert_allclose(served, np.concatenate(expected), rtol=1e-6, atol=1e-6)
 
-    inside("--mode=export", f"--run_dir={digits_run[0]}", f"--output={tmp_path}/served").refused(f"{folder} exists;")
+    again = ("--mode=export", f"--run_dir={digits_run[0]}", f"--output={tmp_path}/served")
+    before = sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    assert f"{folder} has it already" in inside(*again).ok().out
+    for other in ("--export_model=model", "--eval_checkpoint=best"):
+        inside(*again, other).refused(f"{folder} exists;")
+    assert sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*")) == before
 
 
 def test_a_model_that_gained_a_layer_is_not_evaluated_with_random_weights(digits_run, inside):
