@@ -70,7 +70,9 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         servers.fail_fast()
     joining = None if config.is_evaluator or not config.cluster or rendezvous.has_joined(config.cluster) else config
     is_quiet = config.cluster is not None and not config.debug
+    outcome_writer = RunOutcomeWriter(config, began)
     with contextlib.ExitStack() as stack:
+        stack.push(outcome_writer.end)
         stack.enter_context(rendezvous.refusing(config.cluster))
         if config.serves:
             load = functools.partial(loading.sources, config, data)
@@ -81,11 +83,10 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
-        lock = None
         if config.writes_run:
-            lock = stack.enter_context(process.lock(config.files.path, inherited_lock, process.LOCK_SECONDS))
-        outcome_writer = RunOutcomeWriter(config, lock, began)
-        stack.push(outcome_writer.end)
+            locked = process.lock(config.files.path, inherited_lock, process.LOCK_SECONDS)
+            outcome_writer.lock = stack.enter_context(locked)
+        stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
             _serve_metrics(config, outcome_writer, stack)
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.

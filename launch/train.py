@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -24,10 +25,11 @@ from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
 from . import agent, assembly, explanations, failures, terminal
 from .benchmark.result import check_baseline
-from .command_line import checks, help, parsing, user_files
+from .command_line import checks, help, parsing, paths, user_files
 from .command_line import config as configs
 from .host import exits, process
 from .host.signals import end_pid_1, interruptible
+from .host.text_files import write_json
 from .plan.scripts import planner
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
@@ -86,11 +88,16 @@ class _Program:
         self.code = 0
         self._has_debug = False
         self._leaves = False  # TensorFlow's end would not come
+        self._paths: dict[str, Any] = {}  # of a run's results, until the run itself writes how it ends
 
     def start(self, argv: list[str] | None) -> None:
         """Executes a command line: plans, or runs in this process or in forks of it."""
         user_files.check_trainer(self._trainer_class)
-        given = parse(process.arguments() if argv is None else argv)
+        argv = process.arguments() if argv is None else argv
+        words = dict(word[2:].split("=", 1) for word in argv if re.match("--(result_json|run_dir)=", word))
+        self._paths = {"result_json": None, "run_dir": None, **words}
+        given = parse(argv)
+        self._paths |= {name: given[name] for name in self._paths.keys() & given}
         self._has_debug = given.get("debug", False)
         if plan := planner.get():
             self.code = plan(given, self._trainer_class, self._data)
@@ -112,7 +119,7 @@ class _Program:
         return self.code
 
     def _run(self, config: configs.Config) -> None:
-        self._leaves = config.coordinates  # a worker may be down
+        self._leaves, self._paths = config.coordinates, {}  # a worker may be down
         self.code = assembly.run_to_end(config, self._data, self._hooks).code
         if self.code != failures.EXIT_REGROUP and config.writes_run and config.progress != "off":
             run_dir = config.configured_run_dir or ""
@@ -131,7 +138,12 @@ class _Program:
         except Exception as error:  # the border of the program: every failure becomes one line here
             if self._has_debug:
                 traceback.print_exception(error)
-            self.code = failures.fail(*explanations.explain(error))
+            code, line = explanations.explain(error)
+            self.code = failures.fail(code, line)
+            if path := self._paths.get("result_json"):
+                with contextlib.suppress(OSError, failures.UsageError):
+                    paths.check_results(self._paths)
+                    write_json(path, {"run_dir": self._paths["run_dir"], "error": line, "exit_code": code})
             self._leaves |= isinstance(error, (LostPeerError, StuckStreamError))  # threads wait in TensorFlow for ever
         self._output.flush()
         if self._output.lost:

@@ -111,7 +111,11 @@ class Flags:
         of_call=True,
     )
     result_json: str | None = _run_flag(
-        Path(), None, "Also write the result to this file.", of_call=True, may_differ=True
+        Path(),
+        None,
+        "Also write the result to this file, or the error that ended the command.",
+        of_call=True,
+        may_differ=True,
     )
 
     # Model

@@ -277,6 +277,20 @@ def test_a_loss_that_is_not_finite_ends_the_run_with_another_code(inside, tmp_pa
     assert not list((tmp_path / "checkpoints").glob("ckpt-4*"))  # such a state is not kept
 
 
+@pytest.mark.parametrize("mistake", ["--larning_rate=1", "--train_steps=-1", "--input=mnist --data_dir=/none", "data"])
+def test_a_mistake_is_in_the_file_of_the_result_and_not_in_the_runs(inside, tmp_path, mistake):
+    flags, brings = ([], {"data": lambda: 7}) if mistake == "data" else (mistake.split(), {"data": data})
+    run = (f"--run_dir={tmp_path}/run", f"--result_json={tmp_path}/copy.json")
+    outcome = inside(*RUN, *run, *flags, trainer=Line, **brings)
+    result = json.loads((tmp_path / "copy.json").read_text())
+    assert (result["error"], result["exit_code"], outcome.code) == (outcome.error, 2, 2)
+    assert not (tmp_path / "run" / "result.json").exists()
+    (config := tmp_path / "run" / "config.json").parent.mkdir(exist_ok=True)
+    config.write_text("{}")
+    inside(*RUN, f"--run_dir={tmp_path}/run", f"--result_json={config}", *flags, trainer=Line, **brings)
+    assert config.read_text() == "{}"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "how",
