@@ -36,6 +36,7 @@ class Rules:
         batches; None: its operations show what they are.
       look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
       may_lack: whether columns of data frames may lack values, which `look_up` fills.
+      keeps_float64: whether arrays of float64 stay so, for a run that takes such.
     """
 
     as_keras: bool = False
@@ -45,6 +46,7 @@ class Rules:
     rank: int | None = None
     look_up: Callable[[Any], Any] | None = None
     may_lack: bool = False
+    keeps_float64: bool = False
 
 
 def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
@@ -75,8 +77,8 @@ def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
         examples = np.shape(tf.nest.flatten((features, 0))[0])[:1]
         weights = views.fill_missing_weights(labels, weights, lambda: np.ones(examples, np.float32))
         weights = weights[:, 0] if np.ndim(weights) == 2 and np.shape(weights)[1] == 1 else weights
-    features = to_dense(features if rules.look_up is None else rules.look_up(features))
-    labels, weights = (None if component is None else to_dense(component) for component in (labels, weights))
+    features = to_dense(features if rules.look_up is None else rules.look_up(features), rules)
+    labels, weights = (None if component is None else to_dense(component, rules) for component in (labels, weights))
     if weights is None:
         arrays = (features, labels) if labels is not None else (features,) if isinstance(features, tuple) else features
         _check_arrays(name, arrays)
@@ -103,11 +105,11 @@ def _to_form(name: str, split):
     raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{alone}")
 
 
-def to_dense(nest: Any) -> Any:
+def to_dense(nest: Any, rules: Rules) -> Any:
     """Converts a nest to NumPy arrays and tuples.
 
     Eager tensors become arrays, those in files are read in pieces, ragged tensors by example, float64, NumPy's default,
-    becomes float32, and lists become tuples.
+    becomes float32 unless the rules keep it, and lists become tuples.
 
     Raises:
       UsageError: an array is ragged within examples, or holds ids that float32 would round.
@@ -120,7 +122,7 @@ def to_dense(nest: Any) -> Any:
                 f"a {type(x).__name__} is neither a dense array nor one whose examples alone differ in length; make "
                 "it one, such as by a ragged tensor's x.to_tensor(), which pads with zeros to the longest"
             )
-        return frames.as_float32(array)
+        return array if rules.keeps_float64 else frames.as_float32(array)
 
     return tf.nest.map_structure(dense, tf.keras.tree.lists_to_tuples(nest))
 

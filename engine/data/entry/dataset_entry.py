@@ -138,7 +138,9 @@ def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> 
 
 def _batch_size(name: str, dataset: tf.data.Dataset) -> int:
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)}
-    if sizes == {None}:  # from .batch(): the last may be smaller
+    if None in sizes and len(sizes) > 1:  # a function makes some of them, of as many rows, which unbatching checks
+        sizes.remove(None)
+    elif sizes == {None}:  # from .batch(): the last may be smaller
         sizes = {int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)}
         if not sizes:
             raise UsageError(_EMPTY.format(name))

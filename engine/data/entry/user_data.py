@@ -182,7 +182,7 @@ def features(data: Any, rules: Rules) -> Source | Stream:
     if has_whole_examples(data) or isinstance(data, Iterator):
         return split("given", data, rules)
     arrays = frames.as_arrays(data, may_lack=rules.may_lack)
-    arrays = to_dense(rules.look_up(arrays) if rules.look_up else arrays)
+    arrays = to_dense(rules.look_up(arrays) if rules.look_up else arrays, rules)
     arrays = tf.nest.map_structure(lambda x: x if isinstance(x, host_arrays.Mapped) else np.asarray(x), arrays)
     given = (arrays,) if isinstance(arrays, tuple) else arrays
     for key, array in fields(given).named():

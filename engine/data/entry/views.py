@@ -6,6 +6,7 @@ A view reads from its original, and copies only the labels and weights of arrays
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -98,6 +99,46 @@ def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tup
         specs = tf.nest.map_structure(with_unknown_dimensions, specs, fields(before).features)
     others = before[1:] if isinstance(before, tuple) and not isinstance(before, Padded) else ()
     return _DecodedSource(split, convert_examples, join(specs, others))
+
+
+def with_floats_like(split: Source | Stream, wanted: Any) -> Source | Stream:
+    """Returns a split whose floating-point features and labels have the dtypes of those of other examples, by `Spec`.
+
+    Of another structure it is returned unchanged.
+    """
+
+    def dtype(spec: Spec, other: Spec) -> tf.DType:
+        before, after = tf.as_dtype(spec.dtype), tf.as_dtype(other.dtype)
+        return after if before.is_floating and after.is_floating else before
+
+    now, others = fields(split.element_spec), fields(wanted)
+    labels = others.labels.labels if isinstance(others.labels, WeighedLabels) else others.labels
+    specs = [now.features] if now.labels is None or labels is None else [now.features, now.labels]
+    try:
+        dtypes = tf.nest.map_structure(dtype, specs, [others.features, labels][: len(specs)])
+    except (TypeError, ValueError):
+        return split
+    converted = tf.nest.map_structure(
+        lambda x, dtype: dataclasses.replace(x, dtype=dtype.as_numpy_dtype), specs, dtypes
+    )
+    if converted == specs:
+        return split
+
+    def join(examples: Any, parts: list) -> Any:
+        is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
+        return (*parts, *examples[len(parts) :]) if is_whole else parts[0]
+
+    def convert_examples(examples: Any) -> Any:
+        parts = [*fields(examples)[: len(dtypes)]]
+        return join(examples, tf.nest.map_structure(lambda x, dtype: tf.cast(x, dtype), parts, dtypes))
+
+    if not split.by_index:
+        return _mapped(split, convert_examples)
+    if (arrays := split.as_arrays()) is not None:
+        parts = [*fields(arrays)[: len(dtypes)]]
+        cast = tf.nest.map_structure(lambda x, dtype: x.astype(dtype.as_numpy_dtype), parts, dtypes)
+        return ArraySource(join(arrays, cast))
+    return _DecodedSource(split, convert_examples, join(split.element_spec, converted))
 
 
 def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]) -> Source | Stream:

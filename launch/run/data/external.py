@@ -39,7 +39,8 @@ def _checked(run: BaseRun, data, run_example) -> Split:
         if dataset is data:
             return split
     labels = form.fields(run_example).labels
-    split = user_data.split("given", data, rules(run.names, form.features(run_example), run.config.has_compiled_model))
+    given_rules = rules(run.names, run_example, run.config.has_compiled_model)
+    split = views.with_floats_like(user_data.split("given", data, given_rules), form.element_spec(run_example))
     if isinstance(labels, form.WeighedLabels):
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
         split = views.with_output_weights(split, shapes)
@@ -73,15 +74,20 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     return run.strategy.external(step, split, config.global_batch_size, seed, steps)
 
 
-def rules(names: Names, features: Any, weighs_outputs: bool) -> user_data.Rules:
+def rules(names: Names, example: Any, weighs_outputs: bool) -> user_data.Rules:
     """Returns the rules for reading data that is passed after the run's own.
 
     Args:
-      features: features that the run takes, a nest of arrays or specs [examples, ...].
+      example: features that the run takes, also with labels: a nest of arrays or specs [examples, ...].
       weighs_outputs: see `entry.Rules`.
     """
-    rank = len(tf.nest.flatten(features)[0].shape)
-    return user_data.Rules(weighs_outputs=weighs_outputs, rank=rank, look_up=names.look_up, may_lack=names.may_lack)
+    return user_data.Rules(
+        weighs_outputs=weighs_outputs,
+        rank=len(tf.nest.flatten(example)[0].shape),
+        look_up=names.look_up,
+        may_lack=names.may_lack,
+        keeps_float64=any(tf.as_dtype(x.dtype) == tf.float64 for x in tf.nest.flatten(example)),
+    )
 
 
 def check_like(run: BaseRun, name: str, wanted, spec, if_resized: str) -> None:

@@ -63,9 +63,10 @@ class Predictor:
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
-        chosen = prediction_split(view_run(self._run), self._features, data, split)
-        features = form.features(form.example(chosen))
+        chosen: Any = prediction_split(view_run(self._run), self._features, data, split)
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
+        chosen = views.with_floats_like(chosen, (wanted,))
+        features = form.features(form.example(chosen))
         spec, fix = form.element_spec(features), "model.predict takes other sizes, if the model does"
         external.check_like(self._run, "features", wanted, spec, fix)
         return chosen

@@ -290,6 +290,14 @@ def test_weights_that_are_none_are_ones():
         np.testing.assert_array_equal(fields(all_of(entered.train)).labels.weights["b"], np.ones(N))
 
 
+def test_a_component_whose_rows_only_reading_shows_has_as_many_as_the_others():
+    positive = dataset(X, Y).batch(4, drop_remainder=True).map(lambda x, y: (x, tf.boolean_mask(y, y > -1)))
+    assert positive.element_spec[1].shape[0] is None
+    stream = user_data.split("x", positive, AS_KERAS)
+    assert stream.batch_examples == 4
+    np.testing.assert_array_equal(fields(all_of(stream)).labels, Y[: len(Y) // 4 * 4])
+
+
 class Graphs(tf.keras.utils.PyDataset):
     """A batch is one graph of eight nodes, in two parts with a label each."""
 

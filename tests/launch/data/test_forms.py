@@ -317,3 +317,33 @@ def test_a_chunk_of_constant_data_is_kept_from_epoch_to_epoch():
         number = tf.constant(block, tf.int64)
         reader.read(order.examples(number), number)
     assert sorted(data.log) == [*range(BATCHES)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_floats_that_are_passed_to_a_run_become_the_runs(dtype):
+    x = np.linspace(-1, 1, 24).reshape(12, 2)
+    y = x.sum(1, keepdims=True).astype("float32")
+    origin = 1e6 if dtype == "float64" else 0  # of coordinates, which then lose digits as float32
+
+    class Plane(Columns):
+        def build_model(self):
+            layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+            return tf.keras.Sequential([tf.keras.Input([2]), layer])
+
+        def forward(self, features, training):
+            return self.model(tf.cast(features - origin, tf.float32), training=training)
+
+    def dataset(dtype):
+        return tf.data.Dataset.from_tensor_slices(((x + origin).astype(dtype), y)).batch(4)
+
+    asked = {"global_batch_size": 4, "optimizer": "sgd", "jit": "off", "progress": "off", "mode": "train"}
+    with crankshaft.open_run(Plane, data=(dataset(dtype),), **asked) as run:
+        for other in ("float64", "float32"):
+            error = 0.1 if other != dtype and origin else 1e-5
+            arrays = (x + origin).astype(other), y.astype(other)
+            for data, features in ((arrays, arrays[0]), (dataset(other), dataset(other))):
+                np.testing.assert_allclose(run.predict(features), y, atol=error)
+                assert run.evaluate(data)["loss"] <= error**2
+                run.train(data=data, epochs=1)
+                run.set_weights([np.ones([2, 1])])
+        assert run.step == 12
