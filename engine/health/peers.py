@@ -265,14 +265,14 @@ def is_gone(address: str) -> bool:
 
 
 def is_silent(address: str, seconds: float) -> bool:
-    """Returns whether a gRPC server at host:port, which sends first, sends nothing in time: it is stopped."""
+    """Returns whether a gRPC server at host:port, which sends first, sends nothing in time."""
     try:
         with socket.create_connection(_split(address), timeout=seconds) as sock:
             sock.recv(1)
-    except TimeoutError:
+    except ConnectionError:  # it has ended
+        return False
+    except OSError:  # time is over, or there is no route
         return True
-    except OSError:  # it has ended
-        pass
     return False
 
 

@@ -28,6 +28,7 @@ from .goodput import Goodput, Past
 
 _WINDOW_SECONDS = 1.0
 _WINDOWS = 1000  # about so many while a run's age grows e-fold: about 7,000 in a week
+_WARN_SECONDS = 8.0  # until people are told of a silent task
 _SILENT_SECONDS = 1.5  # three heartbeats of a worker
 _LONGEST_TEXT = 2000
 
@@ -70,7 +71,8 @@ class Recorder(Hook):
         self._inventory: Inventory
         self._window_began = self._loop_began = began
         self._between_calls: dict[str, float] = {}
-        self._silent: set[str] = set()
+        self._silent: dict[str, float] = {}  # when each task was found silent
+        self._warned: set[str] = set()
         self._evaluated_seconds = 0.0
         self.past = Past()
         self.latest: dict[str, Any] = {}
@@ -253,12 +255,17 @@ class Recorder(Hook):
         """Records which tasks have become silent, and which answer again. Once per turn of the checking thread."""
         self._pauses.check()
         assert self._status  # `begin` has set it
-        silent, step = set(self._status.strategy.silent(_SILENT_SECONDS)), self._status.step
-        for task in sorted(silent - self._silent):
+        silent, step, now = self._status.strategy.silent(_SILENT_SECONDS), self._status.step, time.monotonic()
+        for task in sorted({*silent} - {*self._silent}):
             self._log.write("fault", step, text=f"{task} does not answer", task=task, state="silent")
-        for task in sorted(self._silent - silent):
+        for task in sorted({*self._silent} - {*silent}):
             self._log.write("warning", step, text=f"{task} answers", task=task, state="answers")
-        self._silent = silent
+        self._silent = {task: self._silent.get(task, now) for task in silent}
+        late = {task for task, since in self._silent.items() if now - since > _WARN_SECONDS}
+        if new := sorted(late - self._warned):
+            names, have = " and ".join(new), "has" if len(new) == 1 else "have"
+            logging.warning("%s %s not answered for %g s: stopped, or out of reach", names, have, _WARN_SECONDS)
+        self._warned = late
 
     def _record_warning(self, record: LogRecord) -> bool:
         """Records a logged warning or error. A filter: beside a handler, Python would not show them by default."""

@@ -1,7 +1,10 @@
 """What a worker tells the others arrives, whatever is in it; what a stranger tells does not."""
 
 import contextlib
+import errno
+import functools
 import json
+import os
 import socket
 import threading
 import zlib
@@ -230,6 +233,21 @@ def greet_all(listener):
             connection, _ = listener.accept()
             connection.sendall(b"hello")
             connection.close()
+
+
+def test_a_task_without_a_route_is_silent_and_one_whose_process_has_ended_is_not(monkeypatch):
+    heard, (port,) = LastHeard({"ps 0": "127.0.0.1:1", "ps 1": "127.0.0.1:2"}), free_ports(1)
+    refused = functools.partial(socket.create_connection, ("127.0.0.1", port))
+
+    def connect(address, **timeout):
+        if address[1] == 1:
+            raise OSError(errno.EHOSTUNREACH, os.strerror(errno.EHOSTUNREACH))
+        return refused(**timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    heard.note(["ps 0", "ps 1"])
+    wait_until(lambda: heard.silent(0.3) == ["ps 0"])
+    assert heard.silent(0.3) == ["ps 0"]
 
 
 def test_of_many_tasks_of_which_nothing_comes_the_one_that_is_stopped_is_found():

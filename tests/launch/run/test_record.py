@@ -14,7 +14,8 @@ import time
 
 import pytest
 
-from crankshaft.engine.hooks import every_steps
+import crankshaft
+from crankshaft.engine.hooks import every_steps, recorder
 from crankshaft.engine.machine.events import SCHEMA, EventLog, pid_space, read
 from crankshaft.engine.machine.files import file_system_time
 from crankshaft.engine.machine.requests import Requests, ask
@@ -351,3 +352,15 @@ def test_an_asker_that_is_ended_takes_its_request_back(crank, tmp_path):
     assert program.wait().error == "interrupted; the request is taken back"
     assert not (tmp_path / "run" / "ask").exists()
     assert ask(str(tmp_path / "run" / "ask"), "status", None, 0.01) is None
+
+
+def test_a_task_that_stays_silent_is_named_to_people_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(recorder, "_WARN_SECONDS", 0.3)
+    flags = {"model": "mlp", "input": "digits", "progress": "off", "strategy": "one_device"}
+    with crankshaft.open_run(**flags, train_steps=2, run_dir=str(tmp_path / "run")) as run:
+        run.strategy.silent = lambda seconds: ["worker 0", "worker 1"]
+        run.train(1)
+        line = "worker 0 and worker 1 have not answered for 0.3 s: stopped, or out of reach"
+        wait_until(lambda: line in caplog.text)
+        time.sleep(1.2)  # two more turns
+        assert caplog.text.count("not answered") == 1
