@@ -99,7 +99,8 @@ def nearest(misspelt: str, names, otherwise: str | None = None) -> str:
     names = list(names) if isinstance(names, (list, tuple)) else sorted(names)  # a list begins with the most frequent
     word = misspelt.lower()
     whole = [name for name in names if f"_{name}".endswith(f"_{word}")]  # batch_size: global_batch_size
-    near = list(dict.fromkeys([*whole, *difflib.get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
+    initials = [name for name in names if len(word) > 1 and "".join(part[:1] for part in name.split("_")) == word]
+    near = list(dict.fromkeys([*initials, *whole, *difflib.get_close_matches(word, names, n=3, cutoff=0.6)]))[:3]
     return f"did you mean {' or '.join(near)}?" if near else otherwise or f"use one of {', '.join(names)}"
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import NamedTuple, ParamSpec, TypeVar
 
-from ..engine.errors import LabelError, NonfiniteError, chain, reason
+from ..engine.errors import LabelError, NonfiniteError, SaveError, chain, reason
 from ..engine.machine import cpus
 from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import process
@@ -117,7 +117,8 @@ def _refused(error: OSError) -> str:
 def _limit(error: BaseException) -> str:
     """Describes the limit of the machine that an error has met; "" for none."""
     number = _met_limit(error)
-    return f"; {_LIMITS[number]()}" if number else ""
+    has_cure = number == errno.ENOSPC and isinstance(error, SaveError)
+    return f"; {_LIMITS[number]()}" if number and not has_cure else ""
 
 
 def _met_limit(error: BaseException) -> int | None:

@@ -6,6 +6,7 @@ files, and the key is then one entry of the whole's shape, from which any other 
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -177,19 +178,28 @@ def copies_when_read(variable: tf.Variable) -> bool:
 
 
 def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
-    """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each."""
+    """Writes the slices of entries to checkpoint files; returns their prefixes: `prefix` and a number each.
+
+    Raises OSError where the disk has no room for them: TensorFlow would log that first, several times.
+    """
     names = []
     # Slices on one host are written to one file, as long as no more than SLICE_BYTES of them have to be copied.
     pairs = [(piece, entry.key) for entry in entries for piece in entry.slices]
     for number, batch in enumerate(_batches(pairs, lambda pair: (pair[0].device, pair[0].copied_bytes))):
         names.append(f"{prefix}-{number}")
         with tf.device(batch[0][0].device):
+            values = [piece.read() for piece, _ in batch]
+            disk = os.statvfs(os.path.dirname(prefix))
+            needed = sum(value.dtype.size * value.shape.num_elements() for value in values)
+            if disk.f_blocks > 0 and disk.f_bfree * disk.f_frsize < needed:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             tf.raw_ops.SaveV2(
                 prefix=names[-1],
                 tensor_names=[key for _, key in batch],
                 shape_and_slices=[piece.spec for piece, _ in batch],
-                tensors=[piece.read() for piece, _ in batch],
+                tensors=values,
             )
+            del values  # before the next batch is read
     return names
 
 

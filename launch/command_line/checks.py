@@ -45,7 +45,9 @@ def check(config: Config) -> None:
             which = config.eval_checkpoint
             steps = checkpoint_steps(config.files.path, which)  # whether they are complete, reading them shows
             if not steps:
-                raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; train first")
+                other = "latest" if which == "best" else "best"
+                fix = f"use eval_checkpoint={other}" if checkpoint_steps(config.files.path, other) else "train first"
+                raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; {fix}")
             if which not in ("latest", "best", "all", *map(str, steps)):
                 raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
         if config.run_dir:

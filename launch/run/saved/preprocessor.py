@@ -30,6 +30,10 @@ class Names:
         self.may_lack = data_info.preprocessing.may_lack
         self._preprocessing = data_info.preprocessing
 
+    def __repr__(self) -> str:
+        words = {name: f"{len(words):,} words" for name, words in self.words.items()}
+        return f"Names(classes={self.classes}, words={words})"
+
     @property
     def look_up(self) -> Callable[[Any], Any] | None:
         """`ids`; None if the training data had no preprocessing."""

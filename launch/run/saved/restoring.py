@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from ....engine import logging
-from ....engine.checkpoints import Checkpoints, Manifest
+from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ....engine.internals import keras
@@ -142,6 +142,8 @@ def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageErr
     """Makes the error for a requested checkpoint that does not exist, which names those that do."""
     if steps := ", ".join(map(str, sorted(manifest.step for manifest in checkpoints.all()))):
         fix = f"use latest, best, or a step of {steps}"
+    elif which != "best" and RunDir(os.path.dirname(checkpoints.directory)).steps("best"):
+        fix = "use best"
     else:
         fix = f"{problem}; mend it" if (problem := checkpoints.problem()) else "train first"
     return UsageError(f"{folder} has no whole checkpoint {which}; {fix}")

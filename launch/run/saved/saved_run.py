@@ -261,7 +261,13 @@ def _with_predict(
         if isinstance(x, dict) and isinstance(features, dict):
             unused = run.features if isinstance(run.features, dict) else {}  # of the data, that the model does not take
             check_names("the data", features, [name for name in x if name in features or name not in unused])
+            for name, spec in features.items():
+                if is_text(x[name]) and not is_text(spec):
+                    raise UsageError(f"column {name!r} is text, and the model takes numbers there; make numbers of it")
         return x
+
+    def is_text(x: Any) -> bool:
+        return hasattr(x, "dtype") and tf.as_dtype(x.dtype) == tf.string
 
     def to_tensor(x: Any) -> Any:  # of text, which Keras takes in any form as a tensor
         return tf.constant(x) if isinstance(x, np.ndarray) and x.dtype.kind in "SUO" else x

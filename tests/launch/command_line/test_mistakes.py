@@ -83,6 +83,7 @@ MISTAKES = {
         "eval_every_steps=0 makes none before the end ... monitor=train_loss or evaluate more often"
     ),
     "RUN --mode=eval": "mode=eval needs run_dir",
+    "RUN --lr=0.1": "lr is unknown; did you mean learning_rate or",
     "RUN --init_from=gs://bucket/run": "init_from=gs://bucket/run ... not a path of a mounted file system ... mount",
     "RUN --init_from=nowhere": f"init_from={HERE}/nowhere does not exist ... give",
     "--model=mlp --input=mnist --data_dir=nowhere": f"data_dir={HERE}/nowhere does not exist",
@@ -108,6 +109,7 @@ OF_WHAT_IS_THERE = {
     "RUN --run_dir=HERE/file/run": "HERE/file/run can't be written",
     "RUN --mode=eval --run_dir=HERE/none": "does not exist",
     "RUN --mode=eval --run_dir=HERE": "run_dir=HERE has no checkpoint ... train first",
+    "RUN --mode=eval --run_dir=HERE/best_alone": "has no checkpoint in checkpoints/; use eval_checkpoint=best",
     "RUN --mode=eval --run_dir=HERE/run --eval_checkpoint=11": "_checkpoint=11 is none of latest, best, all, 9, 10",
     "RUN --mode=export --run_dir=HERE/run --output=HERE/file": "output: HERE/file can't be written",
     "RUN --mode=export --run_dir=HERE/run --export_since=HERE": "export_since=HERE has no folder tables/ ... give",
@@ -134,6 +136,8 @@ def on_disk(tmp_path_factory):
     (folder / "file").touch()
     (folder / "flags").write_bytes(b"\xff\xfe")
     (folder / "run" / "checkpoints").mkdir(parents=True)
+    (folder / "best_alone" / "best").mkdir(parents=True)
+    (folder / "best_alone" / "best" / "ckpt-9.manifest.json").touch()
     for step in (9, 10):
         (folder / "run" / "checkpoints" / f"ckpt-{step}.manifest.json").touch()
     for index, text in enumerate(BROKEN):

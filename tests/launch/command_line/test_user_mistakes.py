@@ -8,8 +8,11 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from crankshaft.engine.strategies.replicated import eval_batch_size
 from crankshaft.launch.failures import EXIT_DIVERGED
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of
 from tests.processes import assert_says
+from tests.waiting import PATIENCE
 
 X, Y = FEATURES, LABELS
 WORDS = np.where(Y > 0, "large", "small")
@@ -214,6 +218,26 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_and_says_where(inside
     outcome = inside(*RUN, f"--run_dir={tmp_path}", trainer=Line, data=meanwhile)
     assert outcome.code == 1  # not 2: the next try may find room
     assert f"ckpt-4 could not be written to {tmp_path}/checkpoints" in outcome.error
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(os.geteuid() != 0, reason="a disk of a few MB is mounted")
+def test_a_disk_that_fills_is_a_line_without_those_of_tensorflow(tmp_path):
+    command = (
+        f"{sys.executable} -m crankshaft train --model=mlp --input=digits --train_steps=6 --run_dir={tmp_path}/run"
+    )
+    script = f"""mount -t tmpfs -o size=8m none {tmp_path} && head -c 2000000 /dev/zero > {tmp_path}/other &&
+    {command} --keep_checkpoints=0 --checkpoint_every_steps=1 --jit=off --progress=off"""
+    ended = subprocess.run(["unshare", "-m", "bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    if "unshare failed" in ended.stderr or "mount" in ended.stderr:
+        pytest.skip("no mount is permitted here")
+    lines = ended.stderr.splitlines()
+    assert ended.returncode == 1
+    assert "OP_REQUIRES" not in ended.stderr
+    assert re.fullmatch(
+        rf"error: ckpt-6 could not be written to {tmp_path}/run/checkpoints: No space left on device; free space [^;]*",
+        lines[-1],
+    )
 
 
 def test_a_run_whose_checkpoints_are_all_broken_does_not_start_over(inside, tmp_path):

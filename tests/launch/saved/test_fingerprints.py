@@ -140,9 +140,13 @@ def test_a_run_and_a_loaded_model_name_their_classes_and_words(towns):
     for names in (towns.names, model.names):
         assert names.classes == CLASSES
         assert names.words == {"city": WORDS}
+        assert str(names) == f"Names(classes={CLASSES}, words={{'city': '{len(WORDS)} words'}})"
         np.testing.assert_array_equal(names.ids(RAW)["city"], LOOKED_UP["city"])
     for given in (RAW, LOOKED_UP, tf.data.Dataset.from_tensor_slices(RAW).batch(2)):
         np.testing.assert_allclose(model.predict(given, verbose=0), towns.predict(RAW), rtol=1e-5)
+    for columns in (False, True):
+        with pytest.raises(UsageError, match="column 'size' is text, and the model takes numbers there; make numbers"):
+            model.predict({**RAW, "size": np.full([len(RAW["city"])], "large")}, columns=columns)
 
 
 @pytest.mark.parametrize(
