@@ -120,7 +120,7 @@ def text(tag: str, markdown: str) -> list[tf.compat.v1.Summary.Value]:
 
 
 def hyper_parameters(config: dict) -> list[tf.compat.v1.Summary.Value]:
-    """Returns a run's configuration for the HParams tab, which shows it beside the scalars of its folder."""
+    """Returns a run's configuration for the HParams tab, which shows it beside the scalars below its folder."""
     plain = {key: value if isinstance(value, bool | int | float | str) else str(value) for key, value in config.items()}
     session = hparams_plugin.hparams_pb(plain)
     return list(Summary.FromString(session.SerializeToString()).value)

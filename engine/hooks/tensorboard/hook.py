@@ -1,4 +1,4 @@
-"""TensorBoard: a hook that writes a run's figures to `train/` and `eval/` below a directory."""
+"""TensorBoard: a hook that writes a run's figures to a directory, and to `train/` and `eval/` below it."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TensorBoard(Windowed):
     examples_per_sec and the values of `Totals.input`; `tables/...`, of tables that assign rows to ids; with several
     workers `workers/<i>/...`, see `Totals.workers`; the histograms `weights/...` and `gradients/...`, of sharded
     variables those of the first shard; once, the model's graph, some inputs if they look like images, and the
-    configuration as a table. `eval/`: the metrics of each evaluation; once, the hyperparameters, which TensorBoard
-    shows with them.
+    configuration as a table. `eval/`: the metrics of each evaluation. The directory itself: once, the hyperparameters,
+    which TensorBoard shows with the scalars of both.
 
     A resumed run continues in the same folders, and makes TensorBoard discard the events that a killed process wrote
     after the checkpoint, so that no step appears twice.
@@ -77,7 +77,7 @@ class TensorBoard(Windowed):
         self._inventory = Inventory(trainer)
         if not self._restored:
             if self.config:
-                self._files.put("eval", 0, lambda: event_values.hyper_parameters(self.config))
+                self._files.put("", 0, lambda: event_values.hyper_parameters(self.config))
                 self._files.put("train", 0, lambda: event_values.table("configuration", self.config))
             if lines := dict(enumerate(status.strategy.summary_lines())):
                 self._files.put("train", 0, lambda: event_values.table("strategy", lines))

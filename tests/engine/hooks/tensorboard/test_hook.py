@@ -97,8 +97,9 @@ def test_graph_images_and_hyper_parameters_are_there_once_over_a_restart(made, t
     features, _ = feed.batch(*operands, tf.constant(start))
     np.testing.assert_array_equal(drawn, np.rint(features[0] * 255).astype(np.uint8))
 
-    evaluated = [v for event in raw_events(tmp_path / "tensorboard" / "eval") for v in event.summary.value]
-    (session,) = [value for value in evaluated if value.tag == "_hparams_/session_start_info"]
+    # Above train/ and eval/, whose scalars are then the session's; also those of a run that does not evaluate.
+    values = [value for event in raw_events(tmp_path / "tensorboard") for value in event.summary.value]
+    (session,) = [value for value in values if value.tag == "_hparams_/session_start_info"]
     kept = plugin_data_pb2.HParamsPluginData.FromString(session.metadata.plugin_data.content)
     assert kept.session_start_info.hparams["learning_rate"].number_value == 0.5
     assert kept.session_start_info.hparams["hidden_units"].string_value == "(8, 8)"
