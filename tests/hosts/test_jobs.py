@@ -300,7 +300,7 @@ def test_a_link_that_is_cut_one_way_ends_both(hosts, report):
     tasks = under_way(two)
     two.link({**SLOW, "cuts": [[1, 2]]})
     noticed = tasks[1].until(LOST)
-    seen = "the one that hears nothing names the other, which has its line"
+    seen = "the host that hears nothing names the other; both print that line, and end"
     assert report("a link is cut one way", tasks, seen, noticed) == [1, 1]
     assert all("worker 0 (host1:2222) has not answered for" in task.error for task in tasks)
 
