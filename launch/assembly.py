@@ -36,19 +36,27 @@ _START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
     """Assembles a run, executes its mode to the end and writes its result; raises errors unchanged."""
     run = assemble_run(config, data, hooks, script_flags)
-    from .benchmark.mode import benchmark
-    from .run import training
-    from .run.modes import evaluate, evaluator, export, generate, prediction_files
-
-    mode: Callable[[Run], Outcome] = {
-        "benchmark": benchmark,
-        "eval": evaluate.evaluate_checkpoints,
-        "export": export.export,
-        "predict": prediction_files.predict,
-        "generate": generate.generate,
-    }.get(config.mode, training.train_to_end)
-    run.execute_mode(evaluator.watch if config.is_evaluator else mode)
+    run.execute_mode(_mode_function(config))
     return run
+
+
+def _mode_function(config: Config) -> Callable[[Run], Outcome]:
+    """Imports the mode of a run alone, and returns its function."""
+    if config.is_evaluator:
+        from .run.modes.evaluator import watch as mode
+    elif config.mode == "benchmark":
+        from .benchmark.mode import benchmark as mode
+    elif config.mode == "eval":
+        from .run.modes.evaluate import evaluate_checkpoints as mode
+    elif config.mode == "export":
+        from .run.modes.export import export as mode
+    elif config.mode == "predict":
+        from .run.modes.prediction_files import predict as mode
+    elif config.mode == "generate":
+        from .run.modes.generate import generate as mode
+    else:
+        from .run.training import train_to_end as mode
+    return mode
 
 
 def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:

@@ -16,10 +16,7 @@ from ..machine import cpus, gpus
 from ..mesh.layout import Mesh
 from . import registry
 from .base import Strategy
-from .multi_worker import MultiWorker, connect
 from .options import StrategyOptions
-from .parameter_server import strategy as parameter_server
-from .parameter_server.strategy import ParameterServer
 from .replicated import Replicated
 
 _CONNECT_SECONDS = 5
@@ -42,8 +39,10 @@ def create(name: str, **settings: Any) -> Strategy:
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         gpus.make_deterministic()
     if name == "parameter_server":
+        from .parameter_server import strategy as parameter_server
+
         assert options.servers
-        return ParameterServer(parameter_server.connect(options.servers.cluster), options)
+        return parameter_server.ParameterServer(parameter_server.connect(options.servers.cluster), options)
     if name not in registry.BUILT_IN:
         strategy = registry.registered(name)(options)
         if not isinstance(strategy, Strategy):
@@ -53,7 +52,9 @@ def create(name: str, **settings: Any) -> Strategy:
     distribution: tf.distribute.Strategy
     micro_batches = 1
     if name == "multi_worker":
-        distribution = connect(options.task, options.communication)
+        from . import multi_worker
+
+        distribution = multi_worker.connect(options.task, options.communication)
     elif name == "one_device":
         micro_batches = set_threads_per_micro_batch(options.parallel_micro_batches) if options.owns_process else 1
         distribution = tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
@@ -66,7 +67,7 @@ def create(name: str, **settings: Any) -> Strategy:
     model = model_axis(options.mesh, distribution.num_replicas_in_sync)
     mesh = Mesh(distribution, model, options.shard_optimizer)
     if name == "multi_worker":
-        return MultiWorker(distribution, options, mesh)
+        return multi_worker.MultiWorker(distribution, options, mesh)
     return Replicated(name, distribution, options, mesh, micro_batches)
 
 

@@ -7,10 +7,9 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.checkpoints import Checkpoints
-from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
 from ...engine.data.source import Source, Split, WithoutBadRecords
 from ...engine.data.splits import Data
@@ -31,6 +30,9 @@ from .data.inputs import Inputs
 from .history import History
 from .saved import model_file
 from .saved.preprocessor import Names
+
+if TYPE_CHECKING:
+    from ...engine.checkpoints.in_memory import Snapshots
 
 
 @dataclasses.dataclass(repr=False, eq=False)

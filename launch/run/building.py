@@ -28,14 +28,11 @@ from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
 from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
-from ...engine.reduction.local_sgd import LocalSgd
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext, StepOptions
 from ...engine.strategies import FeedOptions, ServerOptions, WorkerTask, devices
 from ...engine.strategies.base import Strategy
-from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
-from ...engine.strategies.parameter_server.placement import Rule
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.flags import FIELDS
@@ -113,6 +110,9 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         names, addresses = zip(*cluster.addresses, strict=True)
         task = WorkerTask(cluster.index, names, addresses, cluster.secret, cluster.bind)
     if config.coordinates:
+        from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
+        from ...engine.strategies.parameter_server.placement import Rule
+
         cluster = config.tasks
         servers = ServerOptions(
             ClusterAddresses(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
@@ -214,6 +214,8 @@ def build_state(
             before = tf.Variable(run_inputs.updates_before, dtype=tf.int64, trainable=False)
             trainer_context = dataclasses.replace(context, updates_before=before)
         if config.sync_every_steps > 1:
+            from ...engine.reduction.local_sgd import LocalSgd
+
             outer = optimizers.outer(**config.arguments("outer_arg"))
             reduction: Reduction = LocalSgd(config.sync_every_steps, outer, config.reduce_dtype)
         else:

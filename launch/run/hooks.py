@@ -18,21 +18,15 @@ from ...engine.hooks import Hook, Status, StopRequest, evaluation, numerics, sav
 from ...engine.hooks.background import BackgroundThread
 from ...engine.hooks.base import Period, Periodic
 from ...engine.hooks.bottlenecks import InputBound, Stragglers
-from ...engine.hooks.eviction import make_eviction
 from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.recorder import Recorder
-from ...engine.hooks.request_handler import RequestHandler
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
-from ...engine.hooks.snapshots import InMemory
 from ...engine.hooks.sync_check import SyncCheck
-from ...engine.hooks.tensorboard import TensorBoard
-from ...engine.hooks.tensorboard.probe import Probe
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.machine import events
 from ...engine.machine.pauses import Pauses
-from ...engine.machine.requests import Requests
 from ...engine.strategies.base import Stop
-from ..cluster import discovery, members, rendezvous
+from ..cluster import rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
 from ..failures import EXIT_REGROUP, UsageError
@@ -72,12 +66,19 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
 
     # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
-    hooks: list[Hook] = [*make_eviction(run.trainer.inventory)]
+    hooks: list[Hook] = []
+    if run.trainer.inventory.tables:
+        from ...engine.hooks.eviction import make_eviction
+
+        hooks += make_eviction(run.trainer.inventory)
     hooks += _judges(run, callbacks, eval_period, hooks)
     hooks += [run.final, run.rows, *user_hooks]
     if run.sync_check:
         hooks.append(run.sync_check)
     if config.run_dir:
+        from ...engine.hooks.tensorboard import TensorBoard
+        from ...engine.hooks.tensorboard.probe import Probe
+
         has_servers = not strategy.updates_here
         if has_servers and config.histogram_every_steps:
             every = f"histogram_every_steps={config.histogram_every_steps}"
@@ -103,6 +104,8 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         every_steps, every_seconds = config.checkpoint_period
         hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
     if run.snapshots:
+        from ...engine.hooks.snapshots import InMemory
+
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         hooks.append(InMemory(run.snapshots, seconds, hooks))
     if run.checkpoints and not config.remote:
@@ -187,6 +190,8 @@ class _IncludeWorkers(Periodic):
             threading.Thread(target=self._poll, name="included", daemon=True).start()
 
     def _poll(self) -> None:
+        from ..cluster import discovery, members
+
         absent, newcomers = self._cluster.absent, self._cluster.newcomers
         while not self._ended.wait(_POLL_SECONDS):
             returned = [
@@ -238,10 +243,11 @@ def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, be
     return record
 
 
-def _request_handler(
-    run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], poller: BackgroundThread
-) -> RequestHandler:
+def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hook], poller: BackgroundThread) -> Hook:
     """Makes the hook that answers `crankshaft ask`."""
+    from ...engine.hooks.request_handler import RequestHandler
+    from ...engine.machine.requests import Requests
+
     config, strategy = run.config, run.strategy
     task_here = config.cluster.task if config.cluster else strategy.worker_names[0]
     others = dict(config.tasks.addresses) if config.coordinates else {}

@@ -32,10 +32,10 @@ from . import agreement, training
 from .base import BaseRun
 from .data import external
 from .history import HistoryRows, Means
-from .modes import evaluate, generate, predicting, prediction_files
+from .modes import evaluate
 from .modes.outcome import Outcome
 from .results import RunOutcomeWriter
-from .saved import saved_run, weights
+from .saved import weights
 
 
 class _InProgress(NamedTuple):
@@ -236,6 +236,9 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
+        from .modes import predicting
+        from .saved import saved_run
+
         return saved_run.model_of_trainer(self._evaluated_trainer(), predicting.view_run(self), self._isolation)
 
     @explanations.explained
@@ -267,6 +270,9 @@ class Run(BaseRun):
         """
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
+        from .modes import predicting
+        from .saved import saved_run
+
         trainer = saved_run.SavedRun(self.config.files.path).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_trainer(trainer, predicting.view_run(self), self._isolation)
 
@@ -296,6 +302,8 @@ class Run(BaseRun):
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
+        from .modes import predicting, prediction_files
+
         predictor: Any = None
 
         def checked(data):
@@ -334,6 +342,8 @@ class Run(BaseRun):
           UsageError: the model predicts no next token (`models.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
+        from .modes import generate
+
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
         with self._call("generate", while_open=False, shares=True, prompt=prompt, **sampling):

@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as RichProgress
 
 from ...engine.errors import UsageError, rounded, visible
 from ...engine.hooks import Hook, Status
@@ -142,11 +140,13 @@ class Bar:
     """
 
     def __init__(self, file, description: str, total: float | None, completed: float = 0, stays: bool = True):
+        from rich import progress  # a tenth of what a short run imports
+
         self._console = Console(file=file, highlight=False, force_terminal=True)
-        self._progress = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None if self._console.width < 100 else 40),
-            TextColumn("{task.fields[text]}"),
+        self._progress = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=None if self._console.width < 100 else 40),
+            progress.TextColumn("{task.fields[text]}"),
             console=self._console,
             auto_refresh=False,
             transient=not stays,

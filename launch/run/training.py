@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from ...engine import logging
 from ...engine.checkpoints import Manifest
-from ...engine.checkpoints.in_memory import Snapshots
 from ...engine.data import form
 from ...engine.data.order import Order
 from ...engine.errors import LostPeerError, counted
@@ -29,7 +28,6 @@ from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Interrupted, Stop
 from ...engine.trainer import computes_metrics
-from ..cluster import task_memory
 from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
@@ -50,6 +48,9 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
+        from ...engine.checkpoints.in_memory import Snapshots
+        from ..cluster import task_memory
+
         # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
         slots = task_memory.inherited({} if config.remote else os.environ)
         run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange, run.inputs.lock_holds)
@@ -82,11 +83,16 @@ def close(run: BaseRun, error: BaseException | None) -> None:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        snapshots = run.snapshots if may_be_lost and not task_memory.is_inherited(os.environ) else None
-        if snapshots and not run.config.writes_run:
+        if run.snapshots is None or not may_be_lost:
+            return
+        from ..cluster import task_memory
+
+        if task_memory.is_inherited(os.environ):
+            return
+        if not run.config.writes_run:
             if error and run.strategy.has_lost_first(error):
-                task_memory.save_left(snapshots.descriptors())
-        elif snapshots and (step := snapshots.write_alone()) is not None:
+                task_memory.save_left(run.snapshots.descriptors())
+        elif (step := run.snapshots.write_alone()) is not None:
             print_line(f"step {step:,} was in memory, and is saved now")
 
 
