@@ -77,6 +77,7 @@ class KerasTrainer(Trainer):
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
+      evaluates_any_size: that an evaluation's step may be traced without its batch's size, as Keras traces it.
       wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
         `WeighedLabels`; weights of whole examples are the data's.
@@ -97,7 +98,7 @@ class KerasTrainer(Trainer):
     make: Callable[..., tf.keras.Model]
     default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
     is_built = False
-    weighs_outputs = True
+    weighs_outputs = evaluates_any_size = True
 
     def __init__(self, **arguments):
         super().__init__()

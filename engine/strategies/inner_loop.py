@@ -285,8 +285,15 @@ class InnerLoop(Program):
                 trace = StepTrace(replicates_batch)
                 loop = functools.partial(self._loop, trace)
                 compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
-                with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                    self.programs.add(variant, Traced(compiled.get_concrete_function(operands, *arguments[1:]), trace))
+                try:
+                    with tracing_for_xla() if self.jit else contextlib.nullcontext():
+                        program = compiled.get_concrete_function(operands, *arguments[1:])
+                except Exception:
+                    if not self.feed.any_size:
+                        raise
+                    self.feed.any_size = False  # a layer may need the size
+                    return self._compiled_loop(step, arguments)
+                self.programs.add(variant, Traced(program, trace))
             program, self._trace = self.programs[variant]
         # Steps that are executed op by op are traced all the same: checks, metrics and zeros need the trace.
         return functools.partial(self._execute, self._trace) if self._is_eager else program, compiles

@@ -208,6 +208,9 @@ class Replicated(Strategy):
             def evaluate(batch, number, _):
                 return runner.evaluate_batch(batch, number, state, compute, returns_rows)
 
+            # Keras traces each step so. Replicas' shards and parallel micro-batches are of sizes that a trace knows.
+            takes_any = getattr(state.trainer, "evaluates_any_size", False)
+            feed.any_size = takes_any and step == "eval" and replicas == self.parallel_micro_batches == 1
             checks = StepChecks(state, runner, trains=False, replicas=replicas)
             return self._inner_loop(evaluate, feed, returns_rows=returns_rows, checks=checks)
 

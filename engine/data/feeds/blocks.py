@@ -16,6 +16,8 @@ from ..arrays import for_device, is_on_gpus, on_each_device
 from ..order import Order, replica_range
 from ..streamed import untuned
 
+_AT_ONCE = 8  # blocks of indices
+
 
 class Blocks:
     """Stores the current block, so that an interrupted block is continued, not read again.
@@ -114,7 +116,8 @@ def _trace_examples(order: Order, runtime: object) -> tf.types.experimental.Conc
 class Indices(Blocks):
     """Blocks of example indices, computed ahead by a `tf.data` thread; each is copied to GPUs once.
 
-    The first two are computed at once: many runs need no other, and no thread and no trace of the order.
+    The first eight are computed at once: many runs need no other, and no thread and no trace of the order, which takes
+    as long as some twenty blocks of a small epoch.
     """
 
     def __init__(self, devices: Devices, order: Order):
@@ -125,13 +128,12 @@ class Indices(Blocks):
                 return order.examples(tf.constant(block, tf.int64))
 
         def open_at(block: int):
-            yield examples_at_once(block)
-            yield examples_at_once(block + 1)
+            yield from map(examples_at_once, range(block, block + _AT_ONCE))
             unseeded_order = dataclasses.replace(order, seed=None if order.seed is None else 0)
             examples = _trace_examples(unseeded_order, runtime())
             with tf.device("CPU:0"):
                 seed = tf.constant(order.seed or 0, tf.int64)
-            following = tf.data.Dataset.range(block + 2, tf.int64.max)
+            following = tf.data.Dataset.range(block + _AT_ONCE, tf.int64.max)
             yield from untuned(following.map(lambda number: examples(number, seed)).prefetch(2))
 
         super().__init__(order, open_at, devices.copy if devices.on_gpus else None)

@@ -53,6 +53,7 @@ class Feed(abc.ABC):
         of its own.
       reads_in_loop: whether `next_operands` may wait for input, rather than `call_input`.
       pipeline: identifies the pipeline that saved positions fit.
+      any_size: whether programs are traced for batches of any size, if the feed has smaller ones. Set from outside.
       last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
         it is asked for it. Set from outside.
       saved_states: returns the positions saved at a step, of all processes; None unless training's. Set from outside.
@@ -63,6 +64,7 @@ class Feed(abc.ABC):
     compilable: bool = False
     reads_in_loop: bool = False
     pipeline: str = ""
+    any_size: bool = False
     last_step: int | None = None
     saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
 

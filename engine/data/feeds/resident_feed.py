@@ -44,11 +44,12 @@ class ResidentFeed(Feed):
     def traced(self, operands) -> Any:
         if not all(map(tf.is_tensor, tf.nest.flatten(operands))):  # of several replicas, or in files
             return operands
-        # One program for any number of examples; those of an epoch's smaller last batch have another size of it.
+        # One program for any number of examples; an epoch's smaller last batch has its own, unless it takes any size.
         arrays, indices = operands
         steps, batch = indices.shape
+        any_size = self.any_size and self.order.whole_steps and self.order.remainder
         anys = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), arrays)
-        return anys, tf.TensorSpec([1 if steps == 1 else None, batch], indices.dtype)
+        return anys, tf.TensorSpec([None, None] if any_size else [1 if steps == 1 else None, batch], indices.dtype)
 
     def most_steps(self, operands) -> float:
         return self._indices.most_steps(operands[1])

@@ -626,6 +626,33 @@ def test_a_fit_compiles_nothing_for_another_number_of_examples(traces):
     check_same_training(kept, fresh)
 
 
+class Sized(keras.layers.Layer):
+    """Notes the sizes of evaluations' batches, as they are traced; may need to know them."""
+
+    def __init__(self, needs_size):
+        super().__init__()
+        self.needs_size, self.sizes = needs_size, []
+
+    def call(self, x, training=False):
+        if not training:
+            self.sizes.append(x.shape[0])
+        return tf.reshape(x, [x.shape[0], 4]) if self.needs_size else x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+@pytest.mark.parametrize(("needs_size", "sizes"), [(False, [None]), (True, [None, 8, 4])])
+def test_an_evaluation_is_traced_once_for_batches_of_any_size_unless_a_layer_needs_the_size(needs_size, sizes):
+    layer = Sized(needs_size)
+    model = new_model(layer)
+    run = crankshaft.fit(model, INPUTS, TARGETS, batch_size=8, epochs=2, verbose=0, validation_data=(INPUTS, TARGETS))
+    assert [size for size in layer.sizes[-len(sizes) - 2 :] if size != 2] == sizes  # a trial has two examples
+    errors = np.asarray(model(INPUTS))[:, 0] - np.reshape(TARGETS, -1)  # not by `evaluate`, in which no size is known
+    expected = {"val_loss": np.mean(errors**2), "val_mae": np.mean(np.abs(errors))}
+    assert {name: run.history.history[name][-1] for name in expected} == pytest.approx(expected, rel=1e-6)
+
+
 class Own(keras.Model):
     """A model with code of the program's, some of which Python decides as it is traced."""
 
