@@ -241,7 +241,15 @@ class Strategy(Processes, abc.ABC):
         After `limit` steps the strategy is `in_step`, since something is due.
         """
 
-    def external(self, step: Literal["train", "eval"] | Prediction, split: Any, *options: Any) -> Program:
+    def external(
+        self,
+        step: Literal["train", "eval"] | Prediction,
+        split: Any,
+        batch_size: int,
+        seed: int | None = None,
+        steps: int | None = None,
+        is_own: bool = False,
+    ) -> Program:
         """Returns the program of a step on external data, for one call, after which it is closed.
 
         Calls of several threads may be in progress at once. It is compiled once for all.
@@ -249,14 +257,26 @@ class Strategy(Processes, abc.ABC):
         Args:
           step: step of the program: "train", "eval" for a new evaluation, or a new `Prediction`.
           split: a `Source` or a `Stream`.
-          *options: the batch size, the seed and the number of steps, see `ExternalFeed.reading`.
+          batch_size, seed, steps: see `ExternalFeed.reading`.
+          is_own: whether each process gives examples of its own, as many as the others; then a `Prediction` returns
+            outputs of these.
         """
+        key = step, is_own
         with TRACING:
-            if step not in self._external:
+            if key not in self._external:
                 external = self.program(step, combined.external_feed(split, self))
-                self._external = {**self._external, step: external}
-        program: Any = self._external[step]
-        return program.on(program.feed.reading(split, self.state.step if program.state else 0, *options))
+                self._external = {**self._external, key: external}
+        program: Any = self._external[key]
+        first_step, parts = self.state.step if program.state else 0, self.num_hosts if is_own else 1
+        program = program.on(program.feed.reading(split, first_step, batch_size, seed, steps, parts))
+        counts = {*self.exchange(program.feed.order.num_examples)} if is_own and steps is None else {}
+        if len(counts) > 1:
+            raise UsageError(
+                f"workers give {', '.join(map(str, sorted(counts)))} examples of their own (auto_shard_policy=off); "
+                "give as many on each, or steps, for which a dataset is read again"
+            )
+        program.returns_own_rows = is_own and isinstance(step, Prediction)
+        return program
 
     def external_feed(self) -> ExternalFeed:
         """Returns a feed of external data."""
@@ -320,7 +340,8 @@ class Strategy(Processes, abc.ABC):
                 rows += result.rows
                 done += result.steps
             if rows:
-                columns = in_order(rows, self.exchange_bytes if self.num_hosts > 1 else None)
+                is_shared = self.num_hosts > 1 and not program.returns_own_rows
+                columns = in_order(rows, self.exchange_bytes if is_shared else None)
                 keep(tf.nest.pack_sequence_as(program.prediction_specs, columns))
         between(done, total, sums)
         if self.num_hosts > 1:

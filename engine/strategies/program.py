@@ -28,6 +28,7 @@ class Program:
     Attributes:
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
+      returns_own_rows: whether each process gets what steps return of its own examples only.
       first_batch: the number of an evaluation's first batch, by which its steps sample.
       evaluation_pace: the pace of an evaluation: its steps per call, in each of the processes that compute.
       prediction_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return
@@ -36,6 +37,7 @@ class Program:
 
     jit = unrolls = False
     first_batch = 0
+    returns_own_rows = False
     prediction_specs: Any = ()
 
     def __init__(self, feed: Feed, state: TrainState | None = None):

@@ -28,6 +28,7 @@ from ..host.process import can_lock
 from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
+_OPTION = "AutoShardPolicy.OFF in its options"
 _SHARED_SECONDS = 10.0  # for which a file that another host has made may stay unseen here
 
 
@@ -104,11 +105,12 @@ def appears(path: str) -> bool:
     return True
 
 
-def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
+def check_examples(splits: Mapping[str, Any], strategy, policy: str, are_passed: bool = False) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
     Args:
       policy: see `engine.data.streamed.divide`.
+      are_passed: whether they are passed to a call, rather than the run's own.
     """
     if strategy.num_hosts == 1:
         return
@@ -125,10 +127,11 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str) -> None:
             strategy.exchange()
         lengths = [sample.get("length", -1) for sample in by_host.values()]
         counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""
+        own = "examples of its own, open the run with" if are_passed else f"its own part of a dataset, set {_OPTION} or"
         raise UsageError(
             f"the {name} data of {' and '.join(others)} differs from {chief}'s{counts}, and the run divides it among "
-            "workers itself: give all workers the whole data, in the same order; or, if each gives its own part of a "
-            "dataset, set AutoShardPolicy.OFF in its options or auto_shard_policy=off"
+            f"workers itself: give all workers the whole data, in the same order; or, if each gives {own} "
+            "auto_shard_policy=off"
         )
 
 

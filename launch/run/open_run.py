@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ...engine import logging
 from ...engine.checkpoints.manifest import check_extra
+from ...engine.data.streamed import Stream
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
@@ -73,6 +74,7 @@ class Run(BaseRun):
         self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
         self._shown = shown
         self._standby = Standby(self._end_by_signal)
+        self._compared: weakref.WeakSet[Stream] = weakref.WeakSet()  # passed streams, by the workers
         self._has_agreed_to_end = False  # by a signal, with the other workers
         self._predictors: dict[str | None, Any] = {}
         self._predictions = itertools.count()  # of calls, each of which samples others
@@ -313,7 +315,8 @@ class Run(BaseRun):
             return predictor.checked(data, split)
 
         with self._call("predict", False, data, checked, True, name=name, split=split) as examples:
-            outputs = predictor(examples, next(self._predictions), lambda: self._standby.name)
+            is_own = external.is_own(self, examples, data is not None and not isinstance(data, str))
+            outputs = predictor(examples, next(self._predictions), lambda: self._standby.name, is_own)
             if not columns:
                 return outputs
             return prediction_files.prediction_columns(predicting.view_run(self), examples, outputs, name)
@@ -446,7 +449,7 @@ class Run(BaseRun):
                     with self._turns:
                         if self._copy is not None and not self._changes_elsewhere:
                             self._copy.write_back()
-                    if method != "close" and (ended_by := self._agree(call, split)):
+                    if method != "close" and (ended_by := self._agree(call, split, data)):
                         raise self._ended(call, ended_by)  # all know it: the one with the signal is past this
                     signals = self._ended_by_signals() if method == "train" else contextlib.nullcontext()
                     with self._hand_over_after(), signals:
@@ -566,22 +569,29 @@ class Run(BaseRun):
         finally:
             self._standby.note(training.ending_signal(self))
 
-    def _agree(self, call: str, split=None) -> str | None:
+    def _agree(self, call: str, split=None, data=None) -> str | None:
         """Compares what processes that train together do next: a call, or end by a signal, whose name then is `call`.
 
-        `split` is the data passed to the call, if any.
+        Args:
+          split: what the call computes on, if any.
+          data: what is passed to the call, if anything, of which `split` was made.
 
         Returns:
           The name of the signal that ends all instead, if one of them got one.
 
         Raises:
-          UsageError: one of them makes another call.
+          UsageError: one of them makes another call, or on other data.
           OutOfSyncError: the program has set a variable to other values in one of them.
         """
         if self.strategy.num_hosts == 1:
             return None
         call = call if split is None else f"{call} on {external.describe(split)}"
         ended_by = agreement.compare_calls(call, self.strategy)
+        if not ended_by and not isinstance(data, (str, type(None))) and split not in self._compared:
+            if not external.is_own(self, split):
+                agreement.check_examples({"given": split}, self.strategy, "AUTO", are_passed=True)
+            if isinstance(split, Stream):  # which is read again for it, so it is done once
+                self._compared.add(split)
         if self.sync_check:
             self.sync_check.act(self.loop.status)
         return ended_by

@@ -2,13 +2,15 @@
 
 HOW is `other`, which ends in calls that differ; `apart`, in weights that differ; `term`, one of whose workers gets
 SIGTERM; `several`, which trains on several inputs per step; `look`, which evaluates a run of a classifier that was
-trained before, predicts by it, and sets its weights to 0; `fails`, in metrics of its own.
+trained before, predicts by it, and sets its weights to 0; `fails`, in metrics of its own; `own`, whose workers each
+give examples of their own to calls.
 """
 
 import argparse
 import json
 import os
 import signal
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -79,6 +81,42 @@ def term(strategy: str, run_dir: str) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
 
+def own(strategy: str, run_dir: str) -> dict:
+    """Each worker gives 12 rows of its own, and makes a call in another thread; a process alone gives those of both."""
+    worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"] if "TF_CONFIG" in os.environ else None
+    rows = np.split(np.arange(24), 2)
+    # Batches of 16 and 8, half of each from each worker.
+    mine = rows[worker] if worker is not None else np.concatenate([rows[0][:8], rows[1][:8], rows[0][8:], rows[1][8:]])
+    asked = {"optimizer": "sgd", "learning_rate": 0.05, "global_batch_size": 16, "eval_batch_size": 16}
+    asked |= {"shuffle_buffer": 0, "jit": "off", "progress": "off", "mode": "train", "strategy": strategy}
+    found, whole = {"worker": worker}, ((POINTS, HEIGHTS),)
+    with crankshaft.open_run(Plane, data=whole, run_dir=run_dir, auto_shard_policy="off", **asked) as run:
+        found["loss"] = run.train(data=(POINTS[mine], HEIGHTS[mine]), epochs=1)["loss"]
+        dataset = tf.data.Dataset.from_tensor_slices((POINTS[mine], HEIGHTS[mine])).batch(3)
+        run.train(data=dataset, epochs=1)
+        found["weights"] = np.concatenate([np.ravel(weight) for weight in run.model.get_weights()]).tolist()
+        found["evaluated"] = run.evaluate((POINTS[mine], HEIGHTS[mine]))["loss"]
+        found["predicted"] = run.predict(POINTS[mine]).tolist() if worker is not None else None
+        found["all"] = run.predict(POINTS[:24]).tolist() if worker is None else None
+        if worker is not None:
+            found["refused"] = refusals = []
+
+            def refuse(call) -> None:
+                try:
+                    call()
+                except crankshaft.UsageError as error:
+                    refusals.append(str(error))
+
+            thread = threading.Thread(target=refuse, args=(lambda: run.predict(POINTS[mine]),))
+            thread.start()
+            thread.join()
+            refuse(lambda: run.evaluate((POINTS[: 4 + worker], HEIGHTS[: 4 + worker])))
+    if worker is not None:
+        with crankshaft.open_run(Plane, data=whole, **asked) as run:
+            refuse(lambda: run.train(data=(POINTS[mine], HEIGHTS[mine]), epochs=1))
+    return found
+
+
 def main(strategy: str, run_dir: str, other: str = "") -> dict:
     data = (POINTS[:200], HEIGHTS[:200]), (POINTS[200:], HEIGHTS[200:])
     asked = {"learning_rate": 0.05, "global_batch_size": 32, "jit": "off", "progress": "off", "strategy": strategy}
@@ -113,6 +151,8 @@ if __name__ == "__main__":
         print("found", json.dumps(look(given.strategy, given.run_dir)), flush=True)
     elif given.how == "several":
         print("found", json.dumps(several(given.strategy, given.run_dir)), flush=True)
+    elif given.how == "own":
+        print("found", json.dumps(own(given.strategy, given.run_dir)), flush=True)
     elif given.how == "fails":
         asked = {"input": "digits", "train_steps": 1, "jit": "off", "strategy": given.strategy}
         crankshaft.run(Failing, run_dir=given.run_dir, **asked)

@@ -45,6 +45,23 @@ def test_workers_train_an_open_run_as_one_process_does_and_name_a_call_that_diff
 
 
 @pytest.mark.slow
+def test_workers_that_each_give_examples_of_their_own_train_on_all_of_them(start, tmp_path):
+    alone = open_run.own("one_device", f"{tmp_path}/alone")
+    job = start("own", "--how=own", local=("--ps=0", "--max_restarts=0"), script=open_run.__file__).ok()
+    for each in found(job):
+        worker = each["worker"]
+        for name in ("loss", "weights", "evaluated"):
+            np.testing.assert_allclose(each[name], alone[name], rtol=1e-5)
+        np.testing.assert_allclose(each["predicted"], alone["all"][12 * worker : 12 * worker + 12], rtol=1e-5)
+        thread, unequal, unlike = each["refused"]
+        assert "it is made in another thread than the one that opened the run" in thread
+        assert "4 examples" in unequal
+        assert "5 examples" in unequal
+        assert "the given data of worker 1 differs from worker 0's" in unlike
+        assert "or, if each gives examples of its own, open the run with auto_shard_policy=off" in unlike
+
+
+@pytest.mark.slow
 def test_weights_that_are_set_otherwise_on_a_worker_are_named_in_the_next_call(ended):
     output = ended("apart").output
     assert re.search(r"step 11: replica 1 \(worker 1\) of 2 replicas holds other values of \S+/bias \[1\]", output)

@@ -238,12 +238,14 @@ class CombinedFeed(Feed):
         pairs = zip(self.feeds.items(), operands, strict=True)
         return Batches({name: feed.batch(*inputs) for (name, feed), inputs in pairs})
 
-    def reading(self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None) -> CombinedFeed:
+    def reading(
+        self, split: Combined, first_step: int, batch_size: int, seed=None, steps=None, parts=1
+    ) -> CombinedFeed:
         """Returns the feed of one call's data; see `ExternalFeed.reading`, of which all feeds are."""
         feeds: dict[str, Any] = {}
         for number, (name, size) in enumerate(split.sizes(batch_size).items()):
             first = [split.members[name], first_step, size, member_seed(seed, name, number)]
-            feeds[name] = self.feeds[name].reading(*first, steps)  # type: ignore[attr-defined]
+            feeds[name] = self.feeds[name].reading(*first, steps, parts)  # type: ignore[attr-defined]
             # Others are read for as many steps as the first.
             steps = feeds[name].order.steps_per_epoch if steps is None else steps
         return type(self)(feeds, self.shards)

@@ -29,14 +29,16 @@ class ExternalOrder(Order):
 
     Attributes:
       read: number of examples of each step so far, for a stream, whose passes may have any length; None for a source.
+      parts: number of processes whose examples differ; the order is of this one's, and all have as many.
     """
 
     first_step: int = 0
     read: list[int] | None = None
+    parts: int = 1
 
     def examples_before(self, step: int) -> int:
         step -= self.first_step
-        return super().examples_before(step) if self.read is None else sum(self.read[:step])
+        return self.parts * (super().examples_before(step) if self.read is None else sum(self.read[:step]))
 
 
 class ExternalFeed(Feed):
@@ -60,7 +62,7 @@ class ExternalFeed(Feed):
         self._left: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()  # by earlier calls
 
     def reading(
-        self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None
+        self, split, first_step: int, batch_size: int, seed: int | None = None, steps: int | None = None, parts: int = 1
     ) -> ExternalFeed:
         """Returns the feed of one call's data.
 
@@ -70,7 +72,15 @@ class ExternalFeed(Feed):
           seed: shuffles each epoch; None keeps the examples' own order.
           steps: number of next steps, if known: then a stream's examples are not counted. None for whole epochs, for
             which a stream is read from its beginning.
+          parts: number of processes of which each gives examples of its own, its part of each batch; 1 if all give the
+            same.
         """
+        if batch_size % parts or self._shards % parts:
+            raise UsageError(
+                f"a batch of {batch_size} examples does not divide among {parts} workers that each give their own "
+                "(auto_shard_policy=off); use a multiple, without a mesh that they share"
+            )
+        batch_size //= parts
         feed, read = copy.copy(self), None if split.by_index else list[int]()
         if split.by_index:
             examples = len(split)
@@ -82,7 +92,12 @@ class ExternalFeed(Feed):
             examples = count(split)
         left = None if split.by_index else self._left.pop(split, None)
         feed._iterator = None if steps is None else left
-        feed.order = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read)
+        feed.order = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read, parts=parts)
+        fewest, replicas = examples % batch_size or batch_size, self._shards // parts
+        if parts > 1 and fewest < replicas:
+            raise UsageError(
+                f"a batch has {fewest} examples of each worker's own, for its {replicas} replicas; give as many or more"
+            )
         feed.split, feed._epoch_order, feed._next_step = split, (-1, np.zeros(0, np.int64)), first_step
         varies = unknown_dimensions(split.element_spec) > 0  # each batch is padded to its own longest example
         feed._most_steps = 1 if varies else max(1, _BLOCK_BYTES // max(1, batch_size * example_bytes(split)))
@@ -124,12 +139,16 @@ class ExternalFeed(Feed):
         return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
 
     def batch(self, batch):
-        shards = self._mesh.batch_shard(0, self._num_replicas)[1]
+        shards = self._shards // self.order.parts  # of what this process has read
         if shards == 1:
             return batch
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
-            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank, shards)
+            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank % shards, shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
+
+    @property
+    def _shards(self) -> int:
+        return self._mesh.batch_shard(0, self._num_replicas)[1]
 
     def close(self) -> None:
         is_source = self.split is not None and self.split.by_index

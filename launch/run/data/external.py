@@ -10,6 +10,7 @@ from ....engine.data import form
 from ....engine.data.entry import user_data, views
 from ....engine.data.feeds.combined import Combined
 from ....engine.data.source import Split
+from ....engine.data.streamed import is_part
 from ....engine.strategies.base import Program
 from ...failures import UsageError
 from ..base import BaseRun
@@ -52,6 +53,16 @@ def _checked(run: BaseRun, data, run_example) -> Split:
     return split
 
 
+def is_own(run: BaseRun, split: Split, is_passed: bool = True) -> bool:
+    """Returns whether data is of this worker's own examples, rather than the same on all.
+
+    Args:
+      is_passed: whether it is passed to a call, rather than the run's own, whose arrays all workers have.
+    """
+    policy = run.config.auto_shard_policy.upper()
+    return run.strategy.num_hosts > 1 and ((is_passed and policy == "OFF") or is_part(split, policy))
+
+
 def describe(split: Any) -> str:
     """Describes data by its number of examples and their form, so that workers can compare theirs."""
     if isinstance(split, Combined):
@@ -69,9 +80,9 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     """
     config = run.config
     if step == "eval":
-        return run.strategy.external(step, split, config.eval_batch_size)
+        return run.strategy.external(step, split, config.eval_batch_size, is_own=is_own(run, split))
     seed = order_seed(config, run.inputs.updates_before)
-    return run.strategy.external(step, split, config.global_batch_size, seed, steps)
+    return run.strategy.external(step, split, config.global_batch_size, seed, steps, is_own(run, split))
 
 
 def rules(names: Names, example: Any, weighs_outputs: bool) -> user_data.Rules:

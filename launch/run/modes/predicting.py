@@ -71,12 +71,19 @@ class Predictor:
         external.check_like(self._run, "features", wanted, spec, fix)
         return chosen
 
-    def __call__(self, split: Split, number: int = 0, ends: Callable[[], str | None] = lambda: None) -> Any:
+    def __call__(
+        self,
+        split: Split,
+        number: int = 0,
+        ends: Callable[[], str | None] = lambda: None,
+        is_own: bool = False,
+    ) -> Any:
         """Computes the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
 
         Args:
           number: that of the run's calls of `predict` before this one; each samples others.
           ends: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
+          is_own: whether each process gives examples of its own, and has the outputs of these.
         """
         size = self._run.config.eval_batch_size
         is_together = self._run.strategy.num_hosts == self._strategy.num_hosts
@@ -84,7 +91,7 @@ class Predictor:
         optimizers = Inventory(self._trainer).optimizers.values()
         has_averages = any(optimizer.weight_average is not None for optimizer in optimizers)
         with averaged_weights(self._trainer) if has_averages else contextlib.nullcontext():
-            return _outputs(self._strategy, self._prediction, split, size, number, **options)
+            return _outputs(self._strategy, self._prediction, split, size, number, is_own=is_own, **options)
 
 
 def model_predictor(model: tf.keras.Model, check: Callable[[Any], Any]) -> Callable[[Split, int], Any]:
@@ -143,13 +150,14 @@ def _outputs(
     size: int,
     number: int,
     check: Callable[[Any], Any] = lambda features: features,
+    is_own: bool = False,
     **ends: Any,
 ) -> Any:
     """Executes a prediction's program on the features of a split, each checked; a nest of NumPy arrays."""
     # Without examples, one of zeros is predicted and left out, so that outputs have their shapes and dtypes.
     is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
-    with contextlib.closing(strategy.external(prediction, features, size)) as program:
+    with contextlib.closing(strategy.external(prediction, features, size, is_own=is_own)) as program:
         program.first_batch = number * _APART
         strategy.evaluate(program, keep=rows.add, **ends)
     return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
