@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -76,7 +75,7 @@ def check(config: Config) -> None:
         if config.mode not in configs.WITHOUT_DATA:
             for flag in ("data_dir", "eval_data_dir"):
                 path = config.values[flag]
-                if path and not re.search(r"[,*?\[]|^[a-z0-9]+://", path) and not os.path.exists(path):
+                if path and not paths.is_pattern(path) and not os.path.exists(path):
                     raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
 
 

@@ -239,6 +239,11 @@ class Config(Flags):
         return self.mode != "predict"
 
     @property
+    def reads_evaluation_alone(self) -> bool:
+        """Whether the evaluation's files are read in the place of those that the run was trained on."""
+        return self.mode in READING and self.data_dir is not None and self.data_dir == self.eval_data_dir
+
+    @property
     def writes_run(self) -> bool:
         """Whether this process writes the run's files."""
         return bool(self.run_dir) and self.trains and self.is_chief
@@ -409,6 +414,11 @@ def configure(
     if effective["mode"] in READING:
         from_run, script_in_run = saved_config.values_from_run(given, effective, environment)
         effective |= from_run
+        before, chosen = from_run.get("data_dir"), effective["eval_data_dir"]
+        is_moved = before and chosen and not paths.is_pattern(before) and not os.path.exists(before)
+        if is_moved and effective["mode"] in ("eval", "predict") and effective["predict_split"] in (None, "eval"):
+            logging.warning("data_dir=%s of the run is not there, and not needed: %s alone is read", before, chosen)
+            effective["data_dir"] = chosen
         script |= {
             name: value for name, value in script_in_run.items() if name in script.keys() - {*given_script_flags}
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from typing import Any, BinaryIO
@@ -59,6 +60,11 @@ def check(values: Mapping[str, Any]) -> None:
                 f"{name}={values[name]} has a {special} in it, and TensorFlow, which takes [ ] \\ * ? {{ }} for a "
                 "pattern, reads no checkpoint there; use a path without"
             )
+
+
+def is_pattern(path: str) -> bool:
+    """Returns whether a path of data is several, a pattern, or on another file system."""
+    return bool(re.search(r"[,*?\[]|^[a-z0-9]+://", path))
 
 
 def check_results(values: Mapping[str, Any]) -> None:

@@ -233,7 +233,7 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
       about: the metadata of the data that is read.
       has_ids: whether the model gets ids, whose numbering a script's data may not identify.
     """
-    if "train" not in manifest.other_data(about) or not config.is_chief:
+    if "train" not in manifest.other_data(about) or not config.is_chief or config.reads_evaluation_alone:
         return
     is_ours = config.input_entry is not None and config.input_entry.path is None
     if has_ids and not is_ours and "ids" not in about["data"]["train"]:

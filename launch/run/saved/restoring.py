@@ -201,7 +201,7 @@ def check_position(run: BaseRun, manifest: Manifest) -> None:
 def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Manifest) -> Manifest | None:
     """Restores a checkpoint, to read it, and returns its manifest; None where the run has removed it meanwhile."""
     check_same_run(run, manifest)
-    if run.config.mode == "eval":
+    if run.config.mode == "eval" or run.config.reads_evaluation_alone:
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)
     restored_manifest = failure = None
     try:

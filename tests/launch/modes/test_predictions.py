@@ -75,6 +75,30 @@ class Drops(Model):
         return tf.keras.random.dropout(super().forward(features, training), 0.5)
 
 
+def test_a_run_whose_training_data_is_gone_evaluates_and_predicts_other_files(inside, tmp_path):
+    towns = ("Bonn", "Rome", "Oslo")
+    for name, rows in (("train", 60), ("new", 9)):  # of which Oslo and the third class are missing
+        lines = [f"{towns[i % 3 if rows == 60 else i % 2]},{i / 7},{i % 2}" for i in range(rows)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["town,size,label", *lines]))
+    run_dir, other = f"--run_dir={tmp_path}/run", f"--eval_data_dir={tmp_path}/new.csv"
+    flags = ("--model=wide_deep", "--input=csv", f"--data_dir={tmp_path}/train.csv", "--global_batch_size=16")
+    inside(*flags, run_dir, "--mode=train", "--train_steps=5", "--jit=off").ok()
+
+    def answers(name):
+        evaluated = inside("--mode=eval", run_dir, other).ok().out
+        outcome = inside("--mode=predict", run_dir, other, f"--output={tmp_path}/{name}.csv").ok()
+        return evaluated.splitlines()[-1], (tmp_path / f"{name}.csv").read_text(), outcome.err
+
+    before = answers("before")
+    (tmp_path / "train.csv").unlink()
+    after = answers("after")
+    assert after[:2] == before[:2]
+    assert f"data_dir={tmp_path}/train.csv of the run is not there, and not needed" in after[2]
+    assert "is not that of" not in after[2]
+    refused = inside("--mode=predict", run_dir, other, f"--output={tmp_path}/x.csv", "--predict_split=train")
+    refused.refused(f"data_dir={tmp_path}/train.csv does not exist")
+
+
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_call_of_predict_samples_anew_and_each_evaluation_the_same(replicas, tmp_path):
     asked = {**ASKED, "run_dir": tmp_path, "strategy": "mirrored", "num_virtual_devices": replicas}
