@@ -238,6 +238,12 @@ def _load_config_file(path: str, given_names: Collection[str], known_only: bool 
         in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
         left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
         values = {name: value for name, value in in_run.items() if name not in left_out}
+    for name in ("config", "flagfile"):
+        if values.get(name) is not None:
+            raise UsageError(
+                f"config={path}: {name}={values[name]} is not read within a file; give both files on the command line, "
+                f"--config={path} --{name}={values[name]}"
+            )
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
     except UsageError as error:
