@@ -20,7 +20,7 @@ from ...engine.strategies.base import Strategy
 from ...engine.strategies.dry_run import dry_run
 from ...models.tabular import Tabular
 from ..command_line.config import Config
-from ..failures import UsageError
+from ..failures import RunError, UsageError
 
 _SNAPSHOTS = 2  # in memory, if there is room for them
 
@@ -37,10 +37,14 @@ class FreeBytes(NamedTuple):
 
 
 def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) -> TrainState:
-    """Calls `strategy.build(make)`. Raises `UsageError` if variables, or a checkpoint of them, need more than is left.
+    """Calls `strategy.build(make)`, unless variables, or a checkpoint of them, need more than is left.
 
     Variables that certainly take less than half are created at once. Otherwise the build stops before it has taken a
     sixth, is repeated in a graph, which allocates nothing, to sum up the bytes, and only then creates the variables.
+
+    Raises:
+      UsageError: there is too little memory.
+      RunError: there is too little space on the disk, where more may come to be free.
     """
     on_gpus = is_on_gpus(strategy.distribution)  # TensorFlow itself reports a lack of their memory
     disk = files.free_bytes(config.run_dir) if config.run_dir and config.writes_run and not config.remote else math.inf
@@ -97,24 +101,28 @@ def _bytes(shape: Any, dtype: Any) -> int:
 
 
 def _compare(config: Config, needed: int, copies: int, free: FreeBytes) -> None:
-    """Logs a line if variables of these bytes need over half of what is free. Raises `UsageError` if more than it."""
-    in_memory, saves = copies * needed, free.disk < math.inf
-    copied = _SNAPSHOTS * needed if saves and config.snapshot_seconds else 0
-    parts = []
-    if free.memory < math.inf:
+    """Logs a line if variables of these bytes need over half of what is free. Raises an error if more than it."""
+    in_memory, model = copies * needed, f"the variables of {config.model_entry.name}, with the optimizer state"
+    copied = _SNAPSHOTS * needed if free.disk < math.inf and config.snapshot_seconds else 0
+    if in_memory + copied > free.memory / 2:
         snapshots = f" ({_mib(in_memory + copied)} with {_SNAPSHOTS} snapshots)" if copied else ""
-        parts.append(f"take {_mib(in_memory)} in memory{snapshots}, of which {_mib(free.memory)} are left")
-    if saves:
-        parts.append(f"a checkpoint of them {_mib(needed)} on the disk, of which {_mib(free.disk)} are free")
-    has_tables = issubclass(config.trainer_class, Tabular)
-    tables = "fewer rows (model_arg=hash_buckets=N or table_capacity=N), " * has_tables
-    line = (
-        f"the variables of {config.model_entry.name}, with the optimizer state, {', and '.join(parts)}; use "
-        f"{tables}several servers (num_ps), devices that share a model (mesh), or a smaller model"
-    )
-    if in_memory > free.memory or needed > free.disk:
-        raise UsageError(line)
-    if in_memory + copied > free.memory / 2 or needed > free.disk / 2:
+        has_tables = issubclass(config.trainer_class, Tabular)
+        tables = "fewer rows (model_arg=hash_buckets=N or table_capacity=N), " * has_tables
+        line = (
+            f"{model}, take {_mib(in_memory)} in memory{snapshots}, of which {_mib(free.memory)} are left; use {tables}"
+            "several servers (num_ps), devices that share a model (mesh), or a smaller model"
+        )
+        if in_memory > free.memory:
+            raise UsageError(line)
+        logging.warning("%s", line)
+    if needed > free.disk / 2:
+        is_full = needed > free.disk
+        line = (
+            f"run_dir={config.run_dir}: its disk is {'full' if is_full else 'nearly full'}: a checkpoint of {model}, "
+            f"takes {_mib(needed)}, and {_mib(free.disk)} are free; free space on it, or use a run_dir on another"
+        )
+        if is_full:
+            raise RunError(line)
         logging.warning("%s", line)
 
 
