@@ -226,6 +226,19 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
         raise
 
 
+def locked_folder(name: str) -> tuple[str, int]:
+    """Makes a temporary folder of a name and a random end, which this user alone may read.
+
+    Removes those of the same name that killed processes have left.
+
+    Returns:
+      Its path, and a descriptor whose lock lasts as long as this process or a fork of it has it open.
+    """
+    folder = temporary_folder()
+    _clean_up(folder, name)
+    return _make_locked(os.path.join(folder, name), lambda path: os.mkdir(path, 0o700))
+
+
 def make_file(path: str) -> None:
     """Creates an empty file at a path where nothing exists, not even a link. Raises OSError."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))

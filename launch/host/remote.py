@@ -9,10 +9,10 @@ leaves complete checkpoints, and incomplete ones are recognized, as on a local d
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from ...engine import logging
 from ...engine.checkpoints.manifest import INCOMPLETE, SUFFIX, WRITING
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
+from ...engine.machine import files
 from ...input.files import storage
 from ..failures import CrankshaftError, RunError, UsageError
 from . import process
@@ -55,8 +56,10 @@ class RemoteFolder:
         process.prepare(tunes_allocator=False)  # before TensorFlow starts
         process.import_tensorflow()
         self.url = url.rstrip("/")
-        self.folder = tempfile.mkdtemp(prefix="crankshaft-run-")
-        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        # One process after another of a run that is killed would fill the disk.
+        name = f"crankshaft-run-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
+        self.folder, lock = files.locked_folder(name)
+        self._remove = weakref.finalize(self, _remove, self.folder, lock)
         self._pushed: dict[str, tuple[int, int] | None] = {}  # (size, time of change) by path within the folder
         with _explained(UsageError, f"run_dir={url} can't be read"):
             storage.retried(url, self._pull)
@@ -92,8 +95,9 @@ class RemoteFolder:
                 with _explained(RunError, f"the run's files can't be copied to run_dir={self.url}"):
                     self.push()
             except RunError as error:
-                self._remove.detach()  # nothing is lost
-                raise RunError(f"{error.message}; its files are in {self.folder}") from None
+                self._remove.detach()  # nothing is lost, by its name not in a later process either
+                os.rename(self.folder, kept := f"{self.folder}.kept")
+                raise RunError(f"{error.message}; its files are in {kept}") from None
 
     def _push_until(self, ended: threading.Event) -> None:
         warned = False
@@ -157,6 +161,11 @@ class RemoteFolder:
         except FileNotFoundError:
             return None
         return status.st_size, status.st_mtime_ns
+
+
+def _remove(folder: str, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
 
 
 def _is_whole(path: str, sealed: set[str]) -> bool:

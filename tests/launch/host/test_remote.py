@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import signal
+import tempfile
+import time
 
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.machine import files
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import remote
 from tests.runs import assert_equal_bits, newest
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.thorough
 
@@ -62,10 +67,11 @@ def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
     folder.push()
     assert {"checkpoints/ckpt-5.manifest.json", "checkpoints/ckpt-5.index"} < names(url)
     assert not [name for name in names(url) if name.endswith(".writing")]
+    (checkpoints / "incomplete").mkdir()
     for path in checkpoints.glob("ckpt-5.*[!p]"):
-        path.unlink()
+        path.rename(checkpoints / "incomplete" / path.name) if path.suffix == ".index" else path.unlink()
     folder.push()
-    assert names(url) == {"checkpoints/checkpoint"}
+    assert names(url) == {"checkpoints/checkpoint", "checkpoints/incomplete/ckpt-5.index"}  # set aside, not removed
 
 
 def test_the_copy_goes_with_the_object(url):
@@ -74,6 +80,27 @@ def test_the_copy_goes_with_the_object(url):
     assert os.path.isdir(path)
     del folder
     assert not os.path.exists(path)
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_start_of_its_run(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = os.path.basename(remote.RemoteFolder(url).folder).split(".")[0]
+    if not (child := os.fork()):
+        files.locked_folder(name)
+        time.sleep(60)
+        os._exit(0)
+    try:
+        wait_until(lambda: os.listdir(tmp_path))
+        (left,) = os.listdir(tmp_path)
+        first = remote.RemoteFolder(url)
+        assert left in os.listdir(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    other = remote.RemoteFolder(f"{url}/other")
+    assert left in os.listdir(tmp_path)
+    second = remote.RemoteFolder(url)
+    assert {*os.listdir(tmp_path)} == {os.path.basename(folder.folder) for folder in (first, second, other)}
 
 
 @pytest.mark.slow
