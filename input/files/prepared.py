@@ -1,13 +1,15 @@
 """Prepared files, made once from a user's files: location, names, writing and checks.
 
-A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in `prepared_dir`. Its
-name is a digest of these files' names, sizes, times and some of their bytes, and of the arguments. So a stale one is
-never read; you may delete it. It is written under another name and renamed when complete, with a mark at its end.
+A prepared file is in the folder `.crankshaft` beside the first of the files it was made from, or in `prepared_dir`; in
+a temporary folder if that of the files is read-only. Its name is a digest of these files' names, sizes, times and some
+of their bytes, and of the arguments. So a stale one is never read; you may delete it. It is written under another name
+and renamed when complete, with a mark at its end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -22,7 +24,7 @@ from filelock import lock_descriptor
 
 from ...engine import logging
 from ...engine.errors import SourceError
-from ...engine.machine.files import open_lock
+from ...engine.machine.files import open_lock, temporary_folder
 from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -34,6 +36,7 @@ _END = struct.Struct("<QI8s")  # size of the metadata, their CRC-32, a mark
 _MARK = b"crankpr\x01"
 _SAMPLE_BYTES = 1 << 16  # sampled at a file's beginning, middle and end
 _SAMPLED_FILES = 256  # the largest number of files that are sampled
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SECONDS = 10  # between lines of progress
 
 
@@ -133,15 +136,15 @@ def prepared(
     Args:
       kind: first word of the prepared file's name.
       recipe: everything else that determines its contents, a JSON value.
-      folder: where to put it, instead of the folder beside the files.
+      folder: where to put it, instead of the folder beside the files or, if that can't be written, a temporary one.
 
     Raises:
       InputError: it can't be written; and the errors of `write`.
     """
     if os.path.dirname(files.paths[0]) == BUNDLED:
         return PreparedInMemory(files.paths[0], write)
-    folder = folder or os.path.join(os.path.dirname(files.paths[0]), FOLDER)
-    path = os.path.join(os.path.expanduser(folder), f"{kind}-{_digest(files, kind, recipe)}")
+    beside = os.path.join(os.path.dirname(files.paths[0]), FOLDER)
+    path = os.path.join(os.path.expanduser(folder or beside), f"{kind}-{_digest(files, kind, recipe)}")
 
     def write_checked(writer: PreparedWriter) -> None:
         write(writer)
@@ -155,6 +158,13 @@ def prepared(
         with _locked(f"{path}.lock", path):
             return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:
+        if not folder and error.errno in _NOT_WRITABLE and not os.path.lexists(f"{path}.lock"):
+            mine = os.path.join(temporary_folder(), f"crankshaft-prepared-{os.geteuid()}")
+            with contextlib.suppress(OSError):
+                os.makedirs(mine, mode=0o700, exist_ok=True)
+                if os.lstat(mine).st_uid == os.geteuid():  # else another user could choose the contents
+                    logging.warning("%s can't be written (%s), so %s is used", beside, error.strerror, mine)
+                    return prepared(files, kind, recipe, write, mine)
         raise InputError(
             f"{error.filename or path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); "
             "name a folder for it by input_arg=prepared_dir=FOLDER"

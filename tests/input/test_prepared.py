@@ -187,6 +187,30 @@ def test_a_lock_that_another_user_has_left_is_taken_or_named(shared, mode):
         os.seteuid(0)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
+def test_files_in_a_read_only_folder_are_prepared_in_a_temporary_one_of_this_user(shared, monkeypatch, caplog):
+    (temporary := shared.parent / "tmp").mkdir()
+    temporary.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (shared.parent / ".crankshaft").rmdir()
+    shared.parent.chmod(0o755)
+    os.seteuid(2002)
+    try:
+        first, again = make(shared), make(shared)
+        assert (first.path, first.metadata) == (again.path, again.metadata)
+        mine = temporary / "crankshaft-prepared-2002"
+        assert os.path.dirname(first.path) == str(mine)
+        assert mine.stat().st_mode & 0o777 == 0o700
+        assert f"{shared.parent}/.crankshaft can't be written (Permission denied), so {mine} is used" in caplog.text
+        os.seteuid(0)
+        os.chown(mine, 0, 0)  # another user has been there first
+        os.seteuid(2002)
+        with pytest.raises(InputError, match="name a folder for it by input_arg=prepared_dir=FOLDER"):
+            make(shared)
+    finally:
+        os.seteuid(0)
+
+
 def test_remote_files_are_prepared_beside_them():
     import tensorflow as tf
 
