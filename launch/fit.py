@@ -24,6 +24,7 @@ from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.source import Source
 from ..engine.data.splits import Data
 from ..engine.data.streamed import Stream
+from ..engine.internals import keras
 from ..engine.internals.keras_compile import untracked_optimizer
 from ..engine.keras_models.keras_callbacks import KerasCallbacks
 from ..engine.keras_models.keras_trainer import KerasTrainer
@@ -174,6 +175,13 @@ def _train(arguments: Arguments) -> api.Run:
     is_mirrored = isinstance(trainer_class.strategy(), tf.distribute.MirroredStrategy)  # the model was made so
     callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
     callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
+    packages = {type(callback).__module__.partition(".")[0] for callback in callbacks}
+    if (module := keras.fit_module()).partition(".")[0] not in {"keras", *packages}:
+        logging.warning_once(
+            "keras.Model.fit is %s's, which crankshaft.fit does not call: what it logs is not logged; give its "
+            "callback, such as mlflow.tensorflow.MlflowCallback()",
+            module,
+        )
     backups = [callback for callback in callbacks if isinstance(callback, tf.keras.callbacks.BackupAndRestore)]
     hook = KerasCallbacks(
         [callback for callback in callbacks if callback not in backups],

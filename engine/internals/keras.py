@@ -177,6 +177,12 @@ def overrides(model: tf.keras.layers.Layer, method: str) -> bool:
     return getattr(bound, "__func__", bound) not in (getattr(tf.keras.Model, method), getattr(Trainable, method))
 
 
+def fit_module() -> str:
+    """Returns the name of the module of `keras.Model.fit`, which may be a library's that logs what passes."""
+    fit = tf.keras.Model.fit  # its attribute `__module__` is Keras's also of a wrapper
+    return getattr(fit, "__globals__", {"__name__": type(fit).__module__})["__name__"]
+
+
 def is_unreset(metric: tf.keras.metrics.Metric) -> bool:
     """Returns whether a metric's own `reset_state` leaves its state unchanged."""
     keras_resets = (tf.keras.metrics.Metric.reset_state, tf.keras.metrics.Mean.reset_state)

@@ -11,8 +11,15 @@ from ..internals import keras
 from ..step.options import CLIPS, StepOptions
 from .own_step import METHODS
 
-# Methods of a Keras model that make Keras's loop, and those that make a step of it, which are run.
-_INSTEAD = {"make_train_function": "train_step", "make_test_function": "test_step"}
+# Methods of a Keras model that its `fit` calls and a run does not, and what serves instead of each.
+_INSTEAD = {
+    "fit": "do to the data what it does, as by dataset.map(preprocessor), and pass a model of a class without it, such "
+    "as keras.Model(model.inputs, model.outputs), compiled; predictions take such data too",
+    "make_train_function": "override train_step",
+    "make_test_function": "override test_step",
+    "get_metrics_result": "return the values from compute_metrics",
+    "reset_metrics": "override reset_state of the metrics",
+}
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
 _SET_BY_COMPILE = {
     **dict.fromkeys(("optimizer", "optimizer_arg", "weight_decay"), "optimizer"),
@@ -26,8 +33,8 @@ _SET_BY_COMPILE = {
 }
 
 
-def check(model) -> None:
-    """Raises UsageError or ValueError if the model can't be trained as compiled."""
+def check(model, trains: bool = True) -> None:
+    """Raises UsageError or ValueError if the model can't be trained as compiled; or, not `trains`, predict."""
     keras.refuse_keras_2(model)
     if not isinstance(model, keras.Trainable):
         raise UsageError(
@@ -36,12 +43,9 @@ def check(model) -> None:
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    if overridden := [method for method in _INSTEAD if keras.overrides(model, method)]:
-        instead = dict.fromkeys(_INSTEAD[method] for method in overridden)
-        raise UsageError(
-            f"{name} overrides {', '.join(overridden)}, which only Keras's loop would call; "
-            f"override {', '.join(instead)} (docs/keras.md)"
-        )
+    if overridden := [method for method in _INSTEAD if trains and keras.overrides(model, method)]:
+        instead = ", and ".join(_INSTEAD[method] for method in overridden)
+        raise UsageError(f"{name} overrides {', '.join(overridden)}, which no run calls; {instead} (docs/keras.md)")
     if model.optimizer is None and not keras.overrides(model, "train_step"):
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
 

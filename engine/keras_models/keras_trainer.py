@@ -169,7 +169,12 @@ class KerasTrainer(Trainer):
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
-        check(source)
+        check(source, trains=not self.run_context.only_predicts)
+        if keras.overrides(source, "predict"):
+            logging.warning(
+                "%s overrides predict, which run.predict does not call: that gives the data to the model's call",
+                type(source).__name__,
+            )
         self.run_context = dataclasses.replace(
             self.run_context,
             options=step_options(self.run_context.options, source, self.is_built),
@@ -476,6 +481,11 @@ class KerasTrainer(Trainer):
         return names
 
     def eval_step(self, batch):
+        if keras.overrides(self.model, "evaluate"):
+            raise UsageError(
+                f"{type(self.model).__name__} overrides evaluate, which no run calls; override test_step, or leave "
+                "validation out, and call the model's evaluate, as in a callback"
+            )
         return self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)
 
     def train_step(self, batch) -> dict[str, Any]:

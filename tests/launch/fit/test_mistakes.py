@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,7 +100,7 @@ MISTAKES = {
     "a Model2 of tf_keras is of Keras 2, ": (lambda: Model2, {}),
     "a Column of Hugging Face's datasets is not arrays; give dataset.to_tf_dataset(": (mlp, {"x": Column()}),
     "is not compiled; call model.compile(": (lambda: keras.Sequential([*LINE]), {}),
-    "overrides make_train_function, make_test_function, which only Keras's loop would call; override train_step": (
+    "overrides make_train_function, make_test_function, which no run calls; override train_step, and override test": (
         lambda: compiled(OwnLoop([*LINE])),
         {},
     ),
@@ -175,6 +178,60 @@ def test_a_mistake_is_one_line(line):
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
     assert raised.value.__cause__ is None  # whose frames, of the engine and Keras, a traceback would show first
+
+
+def recording(reached, methods):
+    """Makes a model whose class overrides `methods`, which note their names and do what Keras's do."""
+
+    def override(name):
+        def method(self, *args, **keywords):
+            reached.add(name)
+            return getattr(keras.Sequential, name)(self, *args, **keywords)
+
+        return method
+
+    kind = type("Recording", (keras.Sequential,), {name: override(name) for name in methods})
+    model = kind([*LINE])
+    model.compile("sgd", "mse", metrics=["mae"])
+    reached.clear()
+    return model
+
+
+def test_each_method_that_kerass_fit_calls_is_called_or_refused():
+    def is_method(name):
+        return name[0] != "_" and inspect.isfunction(inspect.getattr_static(keras.Sequential, name))
+
+    how = {"x": sample(8), "y": sample(1), "validation_data": (sample(8), sample(1)), "batch_size": 35, "verbose": 0}
+    keras_calls, calls = set(), set()
+    recording(keras_calls, filter(is_method, dir(keras.Sequential))).fit(**how)
+    refused = {"evaluate", "fit", "get_metrics_result", "make_test_function", "make_train_function", "reset_metrics"}
+    assert refused < keras_calls
+    for name in refused:
+        with pytest.raises(crankshaft.UsageError, match=f"Recording overrides {name}, which no run calls; "):
+            crankshaft.fit(recording(calls, {name}), **how, jit="off")
+    for other in (set(), {"train_step", "test_step", "compute_metrics"}):  # with a step of its own, and without
+        called = keras_calls - refused - other
+        crankshaft.fit(recording(calls, called), **how, jit="off")
+        assert calls == called
+
+
+def test_an_evaluate_and_a_predict_of_the_models_own_are_left_to_the_program(caplog):
+    how = {"x": sample(8), "y": sample(1), "batch_size": 35, "verbose": 0, "jit": "off"}
+    run = crankshaft.fit(recording(set(), {"evaluate", "predict"}), **how)
+    assert "Recording overrides predict, which run.predict does not call" in caplog.text
+    with pytest.raises(crankshaft.UsageError, match=r"Recording overrides evaluate, .* and call the model's evaluate"):
+        run.evaluate((sample(8), sample(1)))
+
+
+def test_a_library_that_logs_from_kerass_fit_is_named_and_refuses_no_model(monkeypatch, caplog):
+    fit = keras.Model.fit
+    monkeypatch.setattr(keras.Model, "fit", functools.wraps(fit)(lambda *args, **keywords: fit(*args, **keywords)))
+    for _ in "ab":
+        crankshaft.fit(mlp(), sample(8), classes(3), batch_size=35, verbose=0, jit="off")
+    line = (
+        f"keras.Model.fit is {__name__}'s, which crankshaft.fit does not call: what it logs is not logged; give its c"
+    )
+    assert caplog.text.count(line) == 1
 
 
 def test_a_dataset_of_batches_of_several_sizes_is_one_line():
