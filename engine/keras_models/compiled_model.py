@@ -18,7 +18,7 @@ _INSTEAD = {
     "make_train_function": "override train_step",
     "make_test_function": "override test_step",
     "get_metrics_result": "return the values from compute_metrics",
-    "reset_metrics": "override reset_state of the metrics",
+    "reset_metrics": "leave it out if it resets metrics, as each epoch does, or override their reset_state",
 }
 # Arguments of `compile` about the update, and the run's options that would set them a second time.
 _SET_BY_COMPILE = {
@@ -43,7 +43,8 @@ def check(model, trains: bool = True) -> None:
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    if overridden := [method for method in _INSTEAD if trains and keras.overrides(model, method)]:
+    overridden = [method for method in _INSTEAD if trains and keras.overrides(model, method)]
+    if overridden := [method for method in overridden if not getattr(model, method).__module__.startswith("keras.")]:
         instead = ", and ".join(_INSTEAD[method] for method in overridden)
         raise UsageError(f"{name} overrides {', '.join(overridden)}, which no run calls; {instead} (docs/keras.md)")
     if model.optimizer is None and not keras.overrides(model, "train_step"):
