@@ -73,6 +73,7 @@ class Recorder(Hook):
         self._between_calls: dict[str, float] = {}
         self._silent: dict[str, float] = {}  # when each task was found silent
         self._warned: set[str] = set()
+        self._early: list[dict[str, Any]] = []  # warnings before the first event
         self._evaluated_seconds = 0.0
         self.past = Past()
         self.latest: dict[str, Any] = {}
@@ -80,6 +81,7 @@ class Recorder(Hook):
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         self._window = meter.window()
+        logging.logger.addFilter(self._record_warning)
 
     def begin(self, status: Status) -> None:
         # First: by the record it learns of earlier attempts, on which all figures below build.
@@ -101,10 +103,11 @@ class Recorder(Hook):
         self._log.write("start", status.step, **start, seconds={"start": age}, spent=self._goodput.spent)
         for event in ("config", "cluster"):
             self._log.write(event, status.step, **self._around.get(event, {}))
+        for warning in self._early:  # of the restored checkpoint and the data
+            self._log.write("warning", status.step, **warning)
         self._writer.open()
         self._poller.open(self._record_silence)
         self._is_open = True
-        logging.logger.addFilter(self._record_warning)
 
     def rewind(self, status: Status) -> None:
         self._end_window(self._status or status)
@@ -270,7 +273,11 @@ class Recorder(Hook):
     def _record_warning(self, record: LogRecord) -> bool:
         """Records a logged warning or error. A filter: beside a handler, Python would not show them by default."""
         if record.levelno >= WARNING:
-            self.write("warning", text=record.getMessage()[:_LONGEST_TEXT], task=getattr(record, "task", None))
+            values = {"text": record.getMessage()[:_LONGEST_TEXT], "task": getattr(record, "task", None)}
+            if self._is_open:
+                self.write("warning", **values)
+            elif self._status is None:
+                self._early.append({**values, "time": record.created})
         return True
 
 

@@ -96,7 +96,12 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "seconds": EventKey(_spans, "what came before the first step: `start`"),
         "spent": _SPENT,
     },
-    "config": {"values": EventKey(lambda value: isinstance(value, dict), "all flags; `model` by its name")},
+    "config": {
+        "values": EventKey(lambda value: isinstance(value, dict), "all flags; `model` by its name"),
+        "command": EventKey(_text, "the command line"),
+        "versions": EventKey(lambda value: isinstance(value, dict), "of Python and the libraries"),
+        "commit": EventKey(_text, "git's, of the program's folder; null if it is in no repository"),
+    },
     "cluster": {
         "strategy": EventKey(_text, "the strategy"),
         "replicas": EventKey(_integer, "the number of replicas"),

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from ...engine.machine.events import LONGEST_LINE, parsed
 from ...engine.machine.files import open_regular
+from ..command_line.values import differences
 from .track import Track
 
 VERSION = 1  # of the schema, in `start`
@@ -33,7 +34,7 @@ _WINDOW = re.compile(rb'\{"event": ?"window"')
 _FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
 _TIME = ("", "time")  # the lanes' column
 _LATEST = ("start", "config", "cluster", "window", "end")
-_NOTES = ("start", "restart", "fault", "warning", "checkpoint", "end")
+_NOTES = ("start", "config", "restart", "fault", "warning", "checkpoint", "end")
 _NOTED = (
     *("event", "time", "step", "attempt", "host", "task"),
     *("text", "cause", "reason", "exit_code", "best", "bytes"),
@@ -170,9 +171,11 @@ class RecordReader:
         event = _bounded(raw, [_MOST_EVENT_SIZE])
         kind, task, time = raw["event"], event.get("task"), raw["time"]
         self.time = time
+        if kind == "config" and (changed := _changes(self._latest.get(kind, {}), event)):
+            event["text"] = changed  # of an attempt: a note
         if kind in _LATEST:
             self._latest[kind] = event
-        if kind in self._notes:
+        if kind in self._notes and (kind != "config" or changed):
             seconds = {"seconds": event["seconds"]} if kind == "checkpoint" and "seconds" in event else {}
             self._notes[kind].append({key: event[key] for key in _NOTED if key in event} | seconds)
         if kind == "start":
@@ -293,6 +296,15 @@ def _without_workers(line: bytes) -> bytes:
 def _number(value: Any) -> float | None:
     """Returns a finite number, or None for any other value."""
     return value if type(value) in (int, float) and -_HUGE < value < _HUGE else None
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describes what an attempt has otherwise than the one before: flags, versions, the program's commit."""
+    keys = {"values": "flags", "versions": "versions", "commit": "commit"}
+    sides = (
+        {label: side[key] for key, label in keys.items() if key in before and key in now} for side in (before, now)
+    )
+    return "; ".join(differences(*sides))[:_LONGEST_TEXT]
 
 
 def _name(worker: Mapping[str, Any]) -> str:

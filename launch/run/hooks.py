@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -23,18 +27,20 @@ from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
-from ...engine.machine import events
+from ...engine.machine import environment, events
 from ...engine.machine.pauses import Pauses
 from ...engine.strategies.base import Stop
 from ..cluster import rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
 from ..failures import EXIT_REGROUP, UsageError
+from ..host import process
 from .base import BaseRun
 from .history import History
 from .progress import Progress, duration, metrics_shown
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS, _GIT_SECONDS = 1.0, 5.0
+_LONGEST_COMMAND = 10_000
 
 
 def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
@@ -213,6 +219,18 @@ class _IncludeWorkers(Periodic):
         self._ended.set()
 
 
+def _commit() -> str | None:
+    """Reads the commit of the repository that the program is in, or that a command is given in; None without one."""
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    is_command = not script or os.path.basename(script) in ("crankshaft", "__main__.py")
+    folder = os.curdir if is_command else os.path.dirname(os.path.abspath(script))
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "-C", folder, "rev-parse", "HEAD"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
+        return done.stdout.strip()
+    return None
+
+
 def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, began: float, pauses: Pauses) -> Recorder:
     config, cluster = run.config, run.config.cluster
     tasks = [{"name": name, "address": address} for name, address in (cluster.addresses if cluster else ())]
@@ -221,7 +239,12 @@ def _record(run: BaseRun, writer: BackgroundThread, poller: BackgroundThread, be
     strategy = run.strategy.describe()
     first_events: dict[str, dict[str, Any]] = {
         "start": {"mode": config.mode},
-        "config": {"values": {**config.as_json()["flags"], "model": config.model_entry.name}},
+        "config": {
+            "values": {**config.as_json()["flags"], "model": config.model_entry.name},
+            "command": shlex.join(process.arguments())[:_LONGEST_COMMAND],
+            "versions": environment.versions(),
+            "commit": _commit(),
+        },
         "cluster": {
             "strategy": strategy["name"],
             "replicas": strategy["replicas"],

@@ -9,10 +9,15 @@ import functools
 import json
 import os
 import re
+import shlex
 import signal
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.hooks import every_steps, recorder
@@ -20,6 +25,8 @@ from crankshaft.engine.machine.events import SCHEMA, EventLog, pid_space, read
 from crankshaft.engine.machine.files import file_system_time
 from crankshaft.engine.machine.requests import Requests, ask
 from crankshaft.launch import command
+from crankshaft.launch.dashboard.recorded_run import recorded_runs
+from tests.engine.trainers import Squares
 from tests.launch.conftest import MLP
 from tests.processes import Outcome
 from tests.runs import newest
@@ -77,6 +84,33 @@ def test_each_line_of_a_real_run_is_of_the_schema(killed_and_resumed):
     assert windows[-1]["metrics"]["loss"] < windows[0]["metrics"]["loss"]
     # Not the one of step 400: the kill may have come between the checkpoint's files and its line.
     assert steps[-1] in {event["step"] for event in events if event["event"] == "checkpoint"}
+
+
+def test_each_attempts_configuration_and_early_warnings_are_recorded_and_what_changed_is_shown(
+    inside, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    author = ("-c", "user.name=x", "-c", "user.email=x@x")
+    git = functools.partial(subprocess.run, check=True, capture_output=True, text=True)
+    git(["git", "init", "-q"])
+    x, run = np.ones([16, 2], "float32"), ("--run_dir=run", "--global_batch_size=8", "--jit=off")
+    commits = []
+    for attempt, rate in enumerate((0.1, 0.2)):
+        git(["git", *author, "commit", "-q", "--allow-empty", "-m", "x"])
+        commits.append(git(["git", "rev-parse", "HEAD"]).stdout.strip())
+        flags = (f"--learning_rate={rate}", f"--train_steps={2 + attempt}", "--allow_changed_config")
+        inside(*run, *flags, trainer=Squares, data=((x + attempt, x[:, 0]), None)).ok()
+    found = [event for event, _ in read("run/events.jsonl")]
+    configs = [event for event in found if event["event"] == "config"]
+    assert [config["commit"] for config in configs] == commits
+    assert configs[0]["versions"]["tensorflow"] == tf.__version__
+    assert configs[0]["command"] == shlex.join(sys.argv)[:10_000]
+    warnings = [event["text"] for event in found if event["event"] == "warning"]
+    assert any("the training data is not that of ckpt-2" in text for text in warnings)
+    (recorded,) = recorded_runs(["run"])
+    (note,) = (note for note in recorded.shown(60.0)["view"]["notes"] if note["event"] == "config")
+    changed = f"flags train_steps: 2 -> 3; flags learning_rate: 0.1 -> 0.2; commit: {commits[0]} -> {commits[1]}"
+    assert note["text"] == changed
 
 
 def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
