@@ -119,6 +119,8 @@ def open_run(
     config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
     if not config.trains:
         raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
+    if config.export_dir:
+        raise UsageError('open_run(export_dir=...): an open run has no end of its own; use run(mode="export") after it')
     if config.is_evaluator:
         raise SystemExit(run_to_end(config, data, hooks, script_flags).code)
     run = assemble_run(config, data, hooks, script_flags)

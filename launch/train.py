@@ -123,7 +123,7 @@ class _Program:
         self.code = assembly.run_to_end(config, self._data, self._hooks).code
         if self.code != failures.EXIT_REGROUP and config.writes_run and config.progress != "off":
             run_dir = config.configured_run_dir or ""
-            board = RunDir(run_dir).tensorboard
+            board = config.tensorboard_dir or RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
             print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
 

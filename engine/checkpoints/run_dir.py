@@ -32,7 +32,6 @@ class RunDir:
     checkpoints = _Inside("checkpoints")
     best = _Inside("best")  # the checkpoint of the best evaluation
     tensorboard = _Inside("tensorboard")
-    evaluator = _Inside("tensorboard/eval")  # the event files of an evaluator beside the run
     export = _Inside("export")  # a SavedModel per step
     logs = _Inside("logs")  # output of the tasks of `crankshaft local`
     requests = _Inside("ask")  # of `crankshaft ask`

@@ -55,7 +55,9 @@ def check(config: Config) -> None:
         for flag in registry.ENTRIES:
             config.configured_arguments(flag)
         if config.mode == "export":
-            _check_export(config)
+            _check_export(config, "output", config.output_path)
+        if config.export_dir and config.trains:
+            _check_export(config, "export_dir", config.output_path)
         if config.mode == "predict":
             if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
                 raise UsageError(
@@ -119,11 +121,10 @@ def _check_fitted(config: Config, before: Mapping[str, Any]) -> None:
         )
 
 
-def _check_export(config: Config) -> None:
-    path = config.output_path
+def _check_export(config: Config, flag: str, path: str) -> None:
     if (ending := os.path.splitext(path)[1]) not in ("", ".keras") and not os.path.isdir(path):
         raise UsageError(
-            f"output={path} ends in {ending}, and an export is a folder or a .keras file; give one, or a / at the end "
+            f"{flag}={path} ends in {ending}, and an export is a folder or a .keras file; give one, or a / at the end "
             "of a folder of this name"
         )
     _check_output(path, folder=ending != ".keras")

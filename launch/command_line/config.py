@@ -258,8 +258,15 @@ class Config(Flags):
 
     @property
     def output_path(self) -> str:
-        """The output of --mode=export or predict: a file, or the folder in which an export has a folder per step."""
-        return self.output or self.files.export
+        """The output of a prediction or an export: a file, or the folder in which an export has a folder per step."""
+        path = (self.export_dir if self.trains else self.output) or ""
+        return self.files.export if not path or "://" in path else path
+
+    @property
+    def tensorboard(self) -> str:
+        """The folder of TensorBoard's files; for one in a bucket the run's own, from which they are copied."""
+        path = self.tensorboard_dir or ""
+        return self.files.tensorboard if not path or "://" in path else path
 
     def configured_arguments(self, flag: str) -> dict[str, Any]:
         """Returns the values of a NAME=VALUE flag, with the types of their defaults. Raises `UsageError`."""
@@ -378,7 +385,10 @@ def configure_program(
         os.environ,
         {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
         given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
-        remote=remote_folder(given.get("run_dir")),
+        remote=remote_folder(
+            given.get("run_dir"),
+            {NAMES.tensorboard: given.get("tensorboard_dir"), NAMES.export: given.get("export_dir")},
+        ),
         **options,
     )
 

@@ -189,6 +189,18 @@ CONFLICTS: Conflicts = (
         "eval_checkpoint=all is for mode=eval, and mode={c.mode} takes one; give latest, best or a step",
     ),
     (
+        lambda c: not c.remote and any("://" in (path or "") for path in (c.tensorboard_dir, c.export_dir)),
+        "a tensorboard_dir or export_dir in a bucket is copied with the run's folder; give a run_dir in a bucket too",
+    ),
+    (
+        lambda c: c.export_dir and not c.run_dir,
+        "export_dir={c.export_dir} gets the run's last checkpoint; give run_dir too",
+    ),
+    (
+        lambda c: c.export_dir and c.trains and c.cluster,
+        "export_dir is for a run of one process, and there are {tasks}; use mode=export after it",
+    ),
+    (
         lambda c: c.mode == "export" and c.cluster,
         "mode=export is done by one process, and there are {tasks}; give one of them strategy=one_device",
     ),

@@ -118,6 +118,23 @@ class Flags:
         may_differ=True,
     )
 
+    tensorboard_dir: str | None = _run_flag(
+        Path(may_be_remote=True),
+        None,
+        "Folder of TensorBoard's files, by default run_dir/tensorboard.",
+        use=_NEEDS_RUN_DIR,
+        of_call=True,
+        may_differ=True,
+    )
+    export_dir: str | None = _run_flag(
+        Path(may_be_remote=True),
+        None,
+        "Also export the model as training ends: a SavedModel to a folder of its step in this one, or FILE.keras.",
+        use=("mode", "train_and_eval", "train"),
+        of_call=True,
+        may_differ=True,
+    )
+
     # Model
     model: str | None = _model_flag(
         Module(), None, "Bundled model, or a .py file that defines a class Model.", decides=True

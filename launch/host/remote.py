@@ -15,7 +15,7 @@ import re
 import shutil
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ...engine import logging
 from ...engine.checkpoints.manifest import INCOMPLETE, SUFFIX, WRITING
@@ -33,9 +33,12 @@ _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
 _FIX = "see that it is there and that this machine may write to it, or use another run_dir"
 
 
-def remote_folder(run_dir: str | None) -> RemoteFolder | None:
-    """Copies the folder of a run that lies on a file system which only `tf.io.gfile` reaches; None of another."""
-    return RemoteFolder(run_dir) if run_dir and re.match(r"[a-z][a-z0-9]*://", run_dir) else None
+def remote_folder(run_dir: str | None, elsewhere: Mapping[str, str | None] | None = None) -> RemoteFolder | None:
+    """Copies the folder of a run that lies on a file system which only `tf.io.gfile` reaches; None of another.
+
+    `elsewhere`: see `RemoteFolder`; paths that are not URLs have no effect.
+    """
+    return RemoteFolder(run_dir, elsewhere) if run_dir and re.match(r"[a-z][a-z0-9]*://", run_dir) else None
 
 
 class RemoteFolder:
@@ -43,6 +46,7 @@ class RemoteFolder:
 
     Args:
       url: URL of the folder, which need not exist.
+      elsewhere: URLs of the folders to which some of the run's own are copied, by their names in it.
 
     Attributes:
       url: URL of the folder, without a slash at its end.
@@ -52,10 +56,11 @@ class RemoteFolder:
       UsageError: it can't be read.
     """
 
-    def __init__(self, url: str):
+    def __init__(self, url: str, elsewhere: Mapping[str, str | None] | None = None):
         process.prepare(tunes_allocator=False)  # before TensorFlow starts
         process.import_tensorflow()
         self.url = url.rstrip("/")
+        self._urls = {name: path.rstrip("/") for name, path in (elsewhere or {}).items() if path and "://" in path}
         # One process after another of a run that is killed would fill the disk.
         name = f"crankshaft-run-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
         self.folder, lock = files.locked_folder(name)
@@ -135,7 +140,9 @@ class RemoteFolder:
 
     def _copy(self, path: str, to: str) -> bool:
         """Copies a file there, under a path within the folder; returns whether it was still here."""
-        gfile, target = storage.gfile(self.url), f"{self.url}/{to}"
+        folder, _, inner = to.partition(os.sep)
+        target = f"{self._urls[folder]}/{inner}" if folder in self._urls else f"{self.url}/{to}"
+        gfile = storage.gfile(target)
         gfile.makedirs(os.path.dirname(target))
         try:
             gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)

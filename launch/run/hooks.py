@@ -93,7 +93,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         probe = None if has_servers else Probe(strategy, run.trainer, bool(config.histogram_every_steps))
         hooks.append(
             TensorBoard(
-                config.files.tensorboard if config.is_chief else None,
+                config.tensorboard if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
                 more=row_periods if config.summary_every_steps else (),
@@ -298,4 +298,4 @@ def _request_handler(run: BaseRun, checkpoints: Checkpoints, hooks: Sequence[Hoo
 
     folder = config.files
     requests = Requests(folder.requests, is_for_this_task)
-    return RequestHandler(requests, poller, save, run.stop_request.request, describe, folder.tensorboard, others)
+    return RequestHandler(requests, poller, save, run.stop_request.request, describe, config.tensorboard, others)

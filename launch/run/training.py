@@ -124,7 +124,15 @@ def train_to_end(run: BaseRun) -> Outcome:
         run.loop.begin()
         run.loop.train_to(run.train_steps)
         run.loop.end()
-    return outcome(run)
+    ended = outcome(run)
+    if ended.code or not run.config.export_dir:
+        return ended
+    from .modes.export import export
+
+    exported = export(run)
+    return ended._replace(
+        result={**ended.result, "export": exported.result["export"]}, lines=[*ended.lines, *exported.lines]
+    )
 
 
 def train(run: BaseRun, steps: int | None, epochs: float | None, split=None) -> Means:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 
@@ -32,7 +33,7 @@ def watch(run: BaseRun) -> Outcome:
     """
     config = run.config
     request = StopRequest()
-    files, best_checkpoints = EventFiles(config.files.evaluator), run.checkpoints_for("best")
+    files, best_checkpoints = EventFiles(os.path.join(config.tensorboard, "eval")), run.checkpoints_for("best")
     best_checkpoints.clean()
     best = None
     if Monitored.parse(config.monitor).source == "eval":
