@@ -81,7 +81,7 @@ def build_run(
         state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
     strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
     if cache:  # not before: `bind` makes the programs
-        cache.give_compiled(strategy)
+        cache.give_compiled(strategy, run_inputs)
     saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
     run = Run(config, strategy, run_inputs, state, steps, *saved)
     for line in run_inputs.lines:

@@ -41,6 +41,7 @@ class CompiledCache:
       step_variable: variable that counts the trainer's steps.
       jit: value of `TrainState.jit`.
       compiled: compiled programs, by split.
+      forms: of the feeds that these were compiled for, see `_forms`.
     """
 
     key: Mapping[str, Any]
@@ -48,6 +49,7 @@ class CompiledCache:
     step_variable: tf.Variable
     jit: bool | None
     compiled: Mapping[str, Compiled]
+    forms: Mapping[str, Any]
 
     @staticmethod
     def store(config: Config, inputs: Inputs, strategy: Strategy, train_steps: int | None) -> None:
@@ -56,9 +58,10 @@ class CompiledCache:
         loops = all(isinstance(loop, InnerLoop) and not loop.writes_summaries for loop in programs.values())
         if key is None or not (loops and state.trainer.run_context.in_place):
             return
-        compiled = {split: program.compiled.newest(_MOST_PROGRAMS) for split, program in programs.items()}
+        forms = _forms(inputs)
+        compiled = {split: programs[split].compiled.newest(_MOST_PROGRAMS) for split in forms}
         key = {**key, "model": state.trainer.compiled_state}  # a callback may have compiled the model since
-        cache = CompiledCache(key, state.trainer, state.step_variable, state.jit, compiled)
+        cache = CompiledCache(key, state.trainer, state.step_variable, state.jit, compiled, forms)
         vars(state.trainer.model)[ATTRIBUTE] = cache  # not by `setattr`, so that Keras and checkpoints do not track it
 
     @staticmethod
@@ -78,10 +81,12 @@ class CompiledCache:
         state.jit = self.jit
         return state
 
-    def give_compiled(self, strategy: Strategy) -> None:
-        """Gives a strategy's programs what was compiled."""
+    def give_compiled(self, strategy: Strategy, inputs: Inputs) -> None:
+        """Gives a strategy's programs what was compiled for feeds of the same form."""
+        forms = _forms(inputs)
         for split, program in _programs(strategy).items():
-            program.compiled = self.compiled[split]
+            if split in forms and forms[split] == self.forms.get(split):
+                program.compiled = self.compiled[split]
 
 
 def _programs(strategy: Strategy) -> dict[str, Any]:
@@ -89,16 +94,21 @@ def _programs(strategy: Strategy) -> dict[str, Any]:
     return {split: program for split, program in programs.items() if program is not None}
 
 
+def _forms(inputs: Inputs) -> dict[str, Any]:
+    """The forms of the feeds by split, without those whose programs can't serve another feed."""
+    return {split: (type(feed), feed.form) for split, feed in inputs.feeds.items() if feed.form is not None}
+
+
 def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, Any] | None:
-    """Everything that a compiled step depends on; None if the steps of such a run are always compiled again."""
+    """Everything that a trainer and its compiled step depend on; None if such a run's are always made again."""
     changed = {name: value for name, value in config.values.items() if value != getattr(_DEFAULTS, name)}
-    feeds = inputs.feeds.items()
-    if changed.keys() - {*_FREE_FLAGS, *_COMPARED_FLAGS} or any(feed.form is None for _, feed in feeds):
+    form = _forms(inputs).get("train")
+    if changed.keys() - {*_FREE_FLAGS, *_COMPARED_FLAGS} or form is None:
         return None
     return {
         "flags": {name: getattr(config, name) for name in _COMPARED_FLAGS},
         "model": keras_compile.CompiledState(config.trainer_class.make()),
-        "feeds": {name: (type(feed), feed.form) for name, feed in feeds},
+        "form": form,
         "classes": inputs.data_info.num_classes,
         "of_keras": keras.defaults(),
         "eager": tf.config.functions_run_eagerly(),

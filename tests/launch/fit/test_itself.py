@@ -695,9 +695,11 @@ def test_own_code_compiles_again_only_after_compile(traces, tmp_path):
         {"seed": 1},
         {"batch_size": 4},
         {"sample_weight": np.ones(20)},
-        {"validation_data": (INPUTS, TARGETS)},
+        {},
     ):
         assert fits(fit, **changes), changes
+    for changes in ({"validation_data": (INPUTS, TARGETS)}, {"validation_split": 0.5}, {}):
+        assert not fits(fit, **changes), changes
     assert fits(fit, run_dir=str(tmp_path))
 
 
