@@ -43,7 +43,7 @@ SMALLEST = {
     "recovery": ["--rounds=1 --kills=1", "--starts=1"],
     "route": [f"--start=InnerLoop.__call__ --number=2 train {MLP} --train_steps=2 --steps_per_loop=1"],
     "screenshots": ["--out={tmp}/pictures"],
-    "short_fit": ["--turns=1"],
+    "short_fit": ["--turns=1 --processes=1"],
     "workers": [
         f"mlp --ours=workers,bfloat16,local_sgd --with=tutorial,apart {SHORT}",
         f"mlp wide_deep --ours=servers,one_server --with=servers_tutorial {SHORT} --quality_steps=50",
