@@ -222,8 +222,9 @@ class _IncludeWorkers(Periodic):
 def _commit() -> str | None:
     """Reads the commit of the repository that the program is in, or that a command is given in; None without one."""
     script = getattr(sys.modules["__main__"], "__file__", None)
-    is_command = not script or os.path.basename(script) in ("crankshaft", "__main__.py")
-    folder = os.curdir if is_command else os.path.dirname(os.path.abspath(script))
+    folder = os.curdir
+    if script and os.path.basename(script) not in ("crankshaft", "__main__.py"):
+        folder = os.path.dirname(os.path.abspath(script))
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", folder, "rev-parse", "HEAD"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_SECONDS, check=True)
