@@ -241,8 +241,8 @@ def _load_config_file(path: str, given_names: Collection[str], known_only: bool 
     for name in ("config", "flagfile"):
         if values.get(name) is not None:
             raise UsageError(
-                f"config={path}: {name}={values[name]} is not read within a file; give both files on the command line, "
-                f"--config={path} --{name}={values[name]}"
+                f"config={path}: {name}={values[name]} is not read within a file; give the command line both files, "
+                f"config={path} {name}={values[name]}"
             )
     try:
         return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})

@@ -41,7 +41,7 @@ class _Layer(NamedTuple):
 
 def describe(trainer: Trainer) -> dict[str, Any]:
     """Describes a trainer's models by Keras's configurations, and its layers that these do not have. Plain JSON."""
-    models = {path: _model_configuration(model) for path, model in keras_models(trainer).items()}
+    models = {path: _configuration(model) for path, model in keras_models(trainer).items()}
     layers = {
         path: _configurations(layer)
         for path, layer in Inventory(trainer).layers.items()
@@ -74,9 +74,11 @@ def changes(before: Mapping[str, Any], trainer: Trainer) -> str:
     # Another version of Keras may have written the same in other words.
     with isolation.Isolation().entered(), tf.Graph().as_default():
         todays = [{path: [*map(_as_todays, part)] for path, part in side.items()} for side in parts]
-    old, new = ([*_layers(side)] for side in todays)
-    if any("outdated" in config for side in todays for part in side.values() for config in part):
+    if any(None in part for side in todays for part in side.values()):
+        old, new = map(_layers, parts)
         old, new = _with_common_settings(old, new), _with_common_settings(new, old)
+    else:
+        old, new = map(_layers, todays)
     lines = _layer_changes(old, new) or [
         f"inputs of {one}: {short(other.inputs)} -> {short(one.inputs)}"
         for other, one in zip(old, new, strict=True)
@@ -86,22 +88,14 @@ def changes(before: Mapping[str, Any], trainer: Trainer) -> str:
     return "; ".join([*lines[:_MOST_CHANGES], *([f"{more} more"] if more > 0 else [])])
 
 
-def _model_configuration(model: tf.keras.Model) -> dict[str, Any] | None:
-    """Describes a model by Keras's configuration; None of a subclassed one that has none."""
+def _configuration(layer: tf.keras.layers.Layer) -> dict[str, Any] | None:
+    """Describes a layer by Keras's configuration; None of one that has none."""
     try:
-        configuration = json.loads(model.to_json())
-    except (NotImplementedError, TypeError, ValueError):  # Keras's errors for subclassed models
+        configuration = json.loads(json.dumps(tf.keras.layers.serialize(layer)))
+    except Exception:  # of any class, from a `get_config` of the user's
         return None
     configuration.pop("compile_config", None)  # weights are loaded, and no optimizer's state
     return configuration
-
-
-def _configuration(layer: tf.keras.layers.Layer) -> dict[str, Any]:
-    """Describes a layer by Keras's configuration; one that has none, by its class."""
-    try:
-        return json.loads(json.dumps(tf.keras.layers.serialize(layer)))
-    except Exception:  # of any class, from a `get_config` of the user's
-        return {"class_name": type(layer).__name__, "config": {"name": layer.name}}
 
 
 def _configurations(layer: tf.keras.layers.Layer) -> list[dict[str, Any]]:
@@ -109,7 +103,7 @@ def _configurations(layer: tf.keras.layers.Layer) -> list[dict[str, Any]]:
     found, inner = list[dict[str, Any]](), set[int]()
     for one in keras.layers_in(layer):
         if id(one) not in inner:
-            found.append(_configuration(one))
+            found.append(_configuration(one) or {"class_name": type(one).__name__, "config": {"name": one.name}})
             inner |= {id(x) for x in keras.layers_in(one, itself=False)} if _has_graph(found[-1]) else set()
     return found
 
@@ -125,12 +119,12 @@ def _parts(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return {path: [model] for path, model in models.items() if _has_graph(model)} | content.get("layers", {})
 
 
-def _as_todays(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Returns a configuration as this version of Keras writes it; marked as outdated if it can't read it."""
+def _as_todays(configuration: dict[str, Any]) -> Any:
+    """Returns a configuration as this version of Keras writes it; None of one that it can't read."""
     try:
-        return json.loads(json.dumps(tf.keras.layers.serialize(tf.keras.layers.deserialize(configuration))))
+        return _configuration(tf.keras.layers.deserialize(configuration))
     except Exception:  # of any class, from a user's constructor
-        return {**configuration, "outdated": True}
+        return None
 
 
 def _layers(parts: Mapping[str, list[dict[str, Any]]]) -> list[_Layer]:
@@ -213,9 +207,8 @@ def _layer_changes(old: list[_Layer], new: list[_Layer]) -> list[str]:
         elif operation != "equal":
             removed |= {layer.key: layer for layer in old[i:j]}
             added |= {layer.key: layer for layer in new[k:m]}
-    moved = [
-        f"{added[key]}: layer {removed[key].number} -> layer {added[key].number}" for key in removed.keys() & added
-    ]
-    lines += sorted(moved)
-    lines += [f"{layer} is new" for key, layer in added.items() if key not in removed]
+    for key, layer in added.items():
+        lines.append(
+            f"{layer}: layer {removed[key].number} -> layer {layer.number}" if key in removed else f"{layer} is new"
+        )
     return lines + [f"{layer} is gone" for key, layer in removed.items() if key not in added]

@@ -315,7 +315,7 @@ def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_fil
 @pytest.mark.parametrize("name", ["config", "flagfile"])
 def test_a_file_that_names_another_is_refused_with_the_words_that_read_both(tmp_path, name):
     (path := tmp_path / "run.yaml").write_text(f"{name}: other.yaml\nseed: 1\n")
-    line = rf"{path}: {name}=other.yaml is not read within a file; .* --config={path} --{name}=other.yaml"
+    line = rf"{path}: {name}=other.yaml is not read within a file; .*, config={path} {name}=other.yaml"
     for values in ({"config": path}, [f"--config={path}"]):
         with pytest.raises(UsageError, match=line):
             values_of(**values) if isinstance(values, dict) else values_of(*values)
