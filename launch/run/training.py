@@ -6,6 +6,7 @@ import contextlib
 import math
 import numbers
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ...engine.checkpoints import Manifest
 from ...engine.data import form
 from ...engine.data.order import Order
 from ...engine.errors import LostPeerError, counted
+from ...engine.health.watchdog import end_process
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestWeights
@@ -42,6 +44,8 @@ from .modes.evaluate import by_class
 from .modes.outcome import Outcome, run_result
 from .progress import duration, evaluation_line, print_model_summary
 from .saved import restoring, weights
+
+_WRITE_SECONDS = 120.0  # limit of writing what is in memory after a peer's loss
 
 
 def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
@@ -92,8 +96,20 @@ def close(run: BaseRun, error: BaseException | None) -> None:
         if not run.config.writes_run:
             if error and run.strategy.has_lost_first(error):
                 task_memory.save_left(run.snapshots.descriptors())
-        elif (step := run.snapshots.write_alone()) is not None:
-            print_line(f"step {step:,} was in memory, and is saved now")
+            return
+        snapshots = run.snapshots
+
+        def write() -> None:
+            if (step := snapshots.write_alone()) is not None:
+                print_line(f"step {step:,} was in memory, and is saved now")
+
+        # A lost worker that still holds a call of TensorFlow's keeps it from beginning an operation of a new kind.
+        writing = threading.Thread(target=write, name="saving", daemon=True)
+        writing.start()
+        writing.join(_WRITE_SECONDS)
+        if writing.is_alive():
+            print_line(f"what was in memory is lost: it could not be written within {_WRITE_SECONDS:g} s")
+            end_process(str(error))
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:

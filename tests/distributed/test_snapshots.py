@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 from tests.processes import Job
 from tests.runs import assert_equal_bits, newest, steps
+from tests.waiting import PATIENCE
 
 STEPS, HELD = 240, 210
 MLP = (
@@ -89,3 +92,26 @@ def test_killed_workers_lose_no_more_than_the_steps_since_the_newest_snapshot(st
     straight = job("straight", 0).ok()
     assert newest(straight.run_dir) == STEPS
     assert_equal_bits(run.run_dir, straight.run_dir)
+
+
+# A run whose snapshot can't be written, as TensorFlow waits for a lost worker in its first operation of a kind.
+STUCK = """
+import time
+from types import SimpleNamespace as Any
+from crankshaft.engine.errors import LostPeerError
+from crankshaft.launch.run import training
+
+training._WRITE_SECONDS = 0.2
+nothing = Any(close=lambda: None)
+snapshots = Any(write_alone=lambda: time.sleep(3600))
+strategy = Any(worker_names=["worker 0", "worker 1"])
+run = Any(signals=nothing, hooks=[nothing], snapshots=snapshots, strategy=strategy, config=Any(writes_run=True))
+training.close(run, LostPeerError("no update for step_timeout_seconds=40: worker 0 does not answer"))
+"""
+
+
+def test_a_snapshot_that_can_not_be_written_does_not_keep_a_run_that_has_lost_a_worker():
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE)
+    assert ended.returncode == 1
+    assert "what was in memory is lost: it could not be written within 0.2 s" in ended.stderr
+    assert "error: no update for step_timeout_seconds=40: worker 0 does not answer" in ended.stderr
