@@ -272,7 +272,17 @@ def _makes_data(x: Any) -> bool:
 
 def _train_split(arguments: Arguments) -> Source | Stream:
     data = (arguments.x, arguments.y, arguments.sample_weight)
-    return user_data.split("x", data, dataclasses.replace(_RULES, is_even=True, ends=arguments.steps_per_epoch is None))
+    # Parameter servers and TPUs take batches of one size.
+    by_batch = arguments.flags.get("strategy") not in ("parameter_server", "tpu")
+    rules = dataclasses.replace(_RULES, is_even=True, by_batch=by_batch, ends=arguments.steps_per_epoch is None)
+    train = user_data.split("x", data, rules)
+    micro_batches = arguments.flags.get("accumulate_steps") or 1
+    if isinstance(train, Stream) and train.by_batch and micro_batches > 1:
+        raise UsageError(
+            f"accumulate_steps={micro_batches} divides batches of one size, and x's may be of any; leave it out, or "
+            "make smaller batches"
+        )
+    return train
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
@@ -306,8 +316,9 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
             arguments.epoch_steps,
         )
     if _never_ends(train):
-        examples = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0) * flags["global_batch_size"]
-        train = views.first(train, examples)
+        steps = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0)
+        is_by_batch = isinstance(train, Stream) and train.by_batch
+        train = views.first(train, steps if is_by_batch else steps * flags["global_batch_size"])
     evaluation, steps, columns = None, arguments.validation_steps, frames.column_names(arguments.x)
     if arguments.validation_data is not None:
         data = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data

@@ -48,6 +48,8 @@ class Stream(Split):
       ends: whether an epoch is known to end.
       dataset: the user's dataset, from which the stream reads.
       divides: whether workers may each read a part.
+      by_batch: whether its elements are batches of any sizes, each of them a step's; `length` then counts these.
+      is_cut: whether it is the beginning of one that never ends, so that its length says nothing of the data.
     """
 
     by_index: Literal[False] = False
@@ -55,6 +57,8 @@ class Stream(Split):
     ends: bool = True
     dataset: tf.data.Dataset | None = None
     divides: bool = True
+    by_batch: bool = False
+    is_cut: bool = False
 
     @functools.cached_property
     def files_written(self) -> Sequence[str]:
@@ -96,8 +100,8 @@ class DatasetStream(Stream):
 
     dataset: tf.data.Dataset
 
-    def __init__(self, dataset: tf.data.Dataset):
-        self.element_spec = specs(dataset)
+    def __init__(self, dataset: tf.data.Dataset, by_batch: bool = False):
+        self.element_spec, self.by_batch, self.divides = specs(dataset, by_batch), by_batch, not by_batch
         self.length = int(dataset.cardinality())
         self.ends = pipelines.ends(dataset)
         self.dataset = dataset
@@ -106,6 +110,8 @@ class DatasetStream(Stream):
         return self.dataset
 
     def shard_files(self, workers: int, worker: int) -> Stream | None:
+        if not self.divides:
+            return None
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
         try:
@@ -194,6 +200,7 @@ class WrappedStream(Stream):
         self.element_spec, self.length, self.ends = stream.element_spec, stream.length, stream.ends
         self.dataset, self.batch_examples, self.buckets = stream.dataset, stream.batch_examples, stream.buckets
         self.divides = self.divides and stream.divides
+        self.by_batch, self.is_cut = stream.by_batch, stream.is_cut
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self._stream.examples(seed, epoch)
@@ -217,9 +224,9 @@ class Endless(WrappedStream):
         self.epoch_examples = epoch_examples
 
 
-def specs(dataset: tf.data.Dataset) -> Any:
-    """Returns the nest of `Spec` of a dataset's elements, dense tensors of known shapes."""
-    return tf.nest.map_structure(lambda x: Spec(x.shape, x.dtype.as_numpy_dtype), dataset.element_spec)
+def specs(dataset: tf.data.Dataset, by_batch: bool = False) -> Any:
+    """Returns the nest of `Spec` of a dataset's examples, dense tensors of known shapes; see `Stream.by_batch`."""
+    return tf.nest.map_structure(lambda x: Spec(x.shape[by_batch:], x.dtype.as_numpy_dtype), dataset.element_spec)
 
 
 def records(
@@ -281,6 +288,8 @@ class StreamPart:
         """Returns the order of all processes' examples."""
         has_epochs = not isinstance(self.stream, Endless)
         examples = self.stream.epoch_examples if isinstance(self.stream, Endless) else sum(self.counts)
+        if self.stream.by_batch and has_epochs:  # as if all were of one size
+            examples *= batch_size
         if self.by_file:
             shards = self.counts if has_epochs else (examples // len(self.counts),) * len(self.counts)
             return PerWorkerOrder(examples, batch_size, 1, seed, has_epochs=has_epochs, shards=shards)
@@ -415,6 +424,8 @@ def naming_files(stream: Stream) -> Iterator[None]:
 
 def batched(stream: Stream, examples: tf.data.Dataset, size: int, drop_remainder: bool = False) -> tf.data.Dataset:
     """Returns batches of a stream's examples, padded to the longest of each if they differ in length."""
+    if stream.by_batch:
+        return examples
     if unknown_dimensions(stream.element_spec):
         return examples.padded_batch(size, drop_remainder=drop_remainder)
     return examples.batch(size, drop_remainder=drop_remainder)

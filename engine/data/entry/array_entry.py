@@ -30,6 +30,7 @@ class Rules:
       as_keras: whether to convert as Keras's `fit` does: a data frame is one array, a list of one array is that array,
         and a dataset, which must be batched, keeps its batch size and the shapes of its first batches.
       is_even: whether all batches of such a dataset but the last must have one size.
+      by_batch: whether batches of any sizes are each a step's, where they are not of one.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
       rank: rank of the first feature of a batch of the run that data is for: a dataset's elements of this rank are
@@ -41,6 +42,7 @@ class Rules:
 
     as_keras: bool = False
     is_even: bool = False
+    by_batch: bool = False
     ends: bool = False
     weighs_outputs: bool = False
     rank: int | None = None

@@ -46,11 +46,12 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         dataset = dataset.map(functools.partial(_without_sparse, rank_of_rows))
     dataset = rows_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
-    batch_examples = None
+    batch_examples, by_batch = None, False
     if rules.as_keras:
-        batch_examples = given_batches[0] if given_batches else _batch_size(name, dataset)
-        dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
-        dataset = _unbatch(name, dataset)
+        batch_examples, by_batch = (given_batches[0], False) if given_batches else _batch_size(name, dataset, rules)
+        if not by_batch:
+            dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
+            dataset = _unbatch(name, dataset)
     elif is_batched:
         dataset = rows_as_tensors(dataset.unbatch())
         notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
@@ -72,7 +73,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
 
         return features, labels, tf.nest.map_structure(check_weight, weights)
 
-    stream = DatasetStream(dataset if weights is None else dataset.map(check_values))
+    stream = DatasetStream(dataset if weights is None else dataset.map(check_values), by_batch)
     if given_batches and stream.length == tf.data.UNKNOWN_CARDINALITY:
         stream.length = given_batches[1]
     if names := pipelines.variables(dataset):
@@ -136,21 +137,26 @@ def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> 
     return x, () if y is None else y, views.fill_missing_weights(y, weights, lambda: tf.ones(examples))
 
 
-def _batch_size(name: str, dataset: tf.data.Dataset) -> int:
-    sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in tf.nest.flatten(dataset.element_spec)}
-    if None in sizes and len(sizes) > 1:  # a function makes some of them, of as many rows, which unbatching checks
-        sizes.remove(None)
-    elif sizes == {None}:  # from .batch(): the last may be smaller
-        sizes = {int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)}
+def _batch_size(name: str, dataset: tf.data.Dataset, rules: Rules) -> tuple[int, bool]:
+    """Returns a batch's rows, of its first array, and whether arrays have other numbers of rows, as of a zip."""
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    sizes = [shape[0] if shape.rank else 0 for shape in shapes]
+    if None in sizes and len({*sizes}) == 2:  # a function makes some of them, of as many rows, which unbatching checks
+        sizes = [size for size in sizes if size is not None]
+    elif None in sizes:  # from .batch(): the last may be smaller
+        sizes = [int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)]
         if not sizes:
             raise UsageError(_EMPTY.format(name))
-    if len(sizes) > 1 or sizes == {0}:
-        rows = ", ".join(sorted(map(str, sizes)))
+    is_zip = len({*sizes}) > 1 and all(sizes) and pipelines.is_batched(dataset) is not False
+    if is_zip and rules.by_batch and all(shape[1:].is_fully_defined() for shape in shapes):
+        return sizes[0], True
+    if len({*sizes}) > 1 or not all(sizes):
+        rows = ", ".join(sorted({*map(str, sizes)}))
         raise UsageError(
             f"the {name} dataset's elements are not batches: their arrays have {rows} rows; call dataset.batch(32), or "
             "make as many rows in each"
         )
-    return sizes.pop()
+    return sizes[0], False
 
 
 def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:

@@ -21,7 +21,7 @@ from .. import form
 from ..arrays import RaggedArray, as_dense
 from ..frames import as_float32
 from ..reader import fits
-from ..source import Source, Spec
+from ..source import Source, Spec, unknown_dimensions
 from ..streamed import Stream, rows_as_tensors
 
 _SILENT_SECONDS = 5.0  # of reading, before a line says so
@@ -210,7 +210,7 @@ class BatchSource(Source):
 
 
 class GeneratorStream(Stream):
-    """The examples of a Python generator, whose batches have one size, except for a smaller last one.
+    """The examples of a Python generator, whose batches have one size, except for a smaller last one, or its batches.
 
     It can be read once: each epoch continues where the previous one stopped. All batches have the form of the first
     two, which tell whether examples differ in length.
@@ -218,6 +218,7 @@ class GeneratorStream(Stream):
     Args:
       batches: yields x, (x, y) or (x, y, weights).
       ends: whether to read the generator to its end, into memory, to know its length; otherwise it counts as endless.
+      by_batch: whether its batches are each a step's, if they are, or may be, of other sizes, and of one shape.
 
     Raises:
       SourceError: it yields nothing, or no batch of arrays.
@@ -225,7 +226,7 @@ class GeneratorStream(Stream):
 
     batch_examples: int
 
-    def __init__(self, batches: Iterator, ends: bool):
+    def __init__(self, batches: Iterator, ends: bool, by_batch: bool = False):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
         self._fault: SourceError | None = None
         arrays = (self._arrays(batch) for batch in batches)
@@ -236,10 +237,16 @@ class GeneratorStream(Stream):
         self.batch_examples = len(tf.nest.flatten(first[0])[0])
         self.element_spec = _spec(*first)
         self.ends, self.length = False, tf.data.INFINITE_CARDINALITY
+        may_be_uneven = True
         if ends:
             read = [*self._until_full(self._batches)]
-            self.ends, self.length = True, sum(len(tf.nest.flatten(batch)[0]) for batch in read)
-            self._batches = iter(read)
+            sizes = [len(tf.nest.flatten(batch)[0]) for batch in read]
+            may_be_uneven = len({*sizes[:-1]}) > 1 or sizes[-1] > sizes[0]
+            self.ends, self.length, self._batches = True, sum(sizes), iter(read)
+        self.by_batch = by_batch and may_be_uneven and not unknown_dimensions(self.element_spec)
+        self.divides = not self.by_batch
+        if ends and self.by_batch:
+            self.length = len(sizes)
 
     def _until_full(self, batches: Iterator) -> Iterator:
         """Yields batches while they fit into memory; says what goes on, since a generator may never end."""
@@ -256,8 +263,9 @@ class GeneratorStream(Stream):
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
-        dataset = rows_as_tensors(tf.data.Dataset.from_generator(self._next, output_signature=signature).unbatch())
-        # TensorFlow does not know how many examples a generator has.
+        dataset = tf.data.Dataset.from_generator(self._next, output_signature=signature)
+        dataset = dataset if self.by_batch else rows_as_tensors(dataset.unbatch())
+        # TensorFlow does not know how many a generator has.
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 
     def fault(self) -> CrankshaftError | None:
@@ -281,7 +289,8 @@ class GeneratorStream(Stream):
         """Describes the problem of a batch, in itself or beside the first; "" if it can be used."""
         if mistake := _other_sizes(batch):
             return mistake
-        if self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples:
+        is_other = self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples
+        if is_other and not self.by_batch:
             return (
                 f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
                 "last equal"

@@ -159,7 +159,7 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
         if isinstance(data, BatchSource):
             warn_of_padding(name, data.element_spec, rules)
     if isinstance(data, Iterator):
-        data = GeneratorStream(data, rules.ends)
+        data = GeneratorStream(data, rules.ends, rules.by_batch)
     if isinstance(data, Stream):
         elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
         check_elements(name, elements)

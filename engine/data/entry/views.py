@@ -259,10 +259,12 @@ def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: st
 def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
-    # `convert` takes batches, and a stream has single examples: each is a batch of one.
+    # `convert` takes batches, and a stream has single examples, unless it is by batch: each is a batch of one.
     def row(*components):
-        rows = tf.nest.map_structure(lambda x: x[tf.newaxis], components[0] if len(components) == 1 else components)
-        return tf.nest.map_structure(lambda x: x[0], convert(rows))
+        element = components[0] if len(components) == 1 else components
+        if stream.by_batch:
+            return convert(element)
+        return tf.nest.map_structure(lambda x: x[0], convert(tf.nest.map_structure(lambda x: x[tf.newaxis], element)))
 
     return _PipedStream(stream, lambda dataset: dataset.map(row))
 
@@ -299,8 +301,9 @@ class _PipedStream(WrappedStream):
         super().__init__(stream)
         self._pipe, self._is_whole = pipe, is_whole
         dataset = self.examples(None, tf.constant(0, tf.int64))
-        self.element_spec = specs(dataset)
+        self.element_spec = specs(dataset, self.by_batch)
         if not is_whole:
+            self.is_cut = stream.length == tf.data.INFINITE_CARDINALITY
             self.length, self.ends = int(dataset.cardinality()), True
 
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:

@@ -89,7 +89,7 @@ class ExternalFeed(Feed):
         elif split.length == tf.data.INFINITE_CARDINALITY:
             raise UsageError("the dataset never ends, so it has no epoch; give steps, or dataset.take(examples)")
         else:
-            examples = count(split)
+            examples = count(split) * (batch_size if split.by_batch else 1)
         left = None if split.by_index else self._left.pop(split, None)
         feed._iterator = None if steps is None else left
         feed.order = ExternalOrder(examples, batch_size, 1, seed, first_step=first_step, read=read, parts=parts)

@@ -30,6 +30,10 @@ _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoi
 _AHEAD = 4  # batches
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
 _SEEDS = b"seeds"
+_FEW = (
+    "a batch is of fewer examples than the {} replicas, or its arrays are of different numbers, so it can't be divided "
+    "among them; make larger batches, as many of each, or use one device"
+)
 _OTHER_SAMPLES = (
     "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
     "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
@@ -107,12 +111,14 @@ class StreamedFeed(Feed):
         order, buckets = self.order, self.part.stream.buckets
         identity = [self.part.metadata(), order.batch_size, order.seed, self._shuffle_buffer, spec]
         identity += [dataclasses.asdict(buckets)] if buckets else []
+        identity += ["by batch"] if self.part.stream.by_batch else []
         return json.dumps(identity, default=str)
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         # All steps of a call gather equally many rows, as TensorFlow's collectives require.
-        is_any_length = self._num_shards * len(self.part.counts) > 1 and unknown_dimensions(
-            self.part.stream.element_spec
+        stream = self.part.stream
+        is_any_length = self._num_shards * len(self.part.counts) > 1 and (
+            stream.by_batch or unknown_dimensions(stream.element_spec)
         )
         return 1 if is_any_length else int(min(limit, self.order.steps_of_equal_size(step)))
 
@@ -338,6 +344,8 @@ class StreamedFeed(Feed):
             batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
         else:
             batches = batched(stream, examples, order.local_batch_size, order.drop_remainder)
+            shards = self._num_shards * len(self.part.counts)
+            batches = batches.map(functools.partial(_check_rows, shards)) if stream.by_batch and shards > 1 else batches
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -354,6 +362,15 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
         f"the training data can't be read again from step {step}: {why}; {fix}, and begin in another run_dir, with "
         "init_from to keep the weights"
     )
+
+
+def _check_rows(shards: int, *batch: Any) -> Any:
+    """Makes reading fail where a batch can't be divided among replicas."""
+    first, *others = [tf.shape(x)[0] for x in tf.nest.flatten(batch)]
+    are_equal, line = tf.reduce_all(tf.stack([first, *others]) == first), _FEW.format(shards)
+    with tf.control_dependencies([tf.debugging.Assert((first >= shards) & are_equal, [line, first, *others])]):
+        batch = tf.nest.map_structure(tf.identity, batch)
+    return batch if len(batch) > 1 else batch[0]
 
 
 def _empty_batch(spec: Spec) -> tf.Tensor:

@@ -131,7 +131,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         feeds["eval"] = strategy.eval_feed(evaluation, config.eval_batch_size, **saved_counts("eval"))
 
     order = feeds["train"].order
-    examples = order.num_examples if order.has_epochs else tf.data.INFINITE_CARDINALITY
+    is_endless = not order.has_epochs or (isinstance(train, Stream) and train.is_cut)
+    examples = tf.data.INFINITE_CARDINALITY if is_endless else order.num_examples
     contents: dict[str, dict[str, Any]] = {"train": fingerprints.fingerprint(train, examples, data_info.ids)}
     contents["train"]["sample"] = fingerprints.kept_sample(train)
     if evaluation is not None:

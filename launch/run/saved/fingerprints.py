@@ -253,6 +253,8 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
         return []
     before, now = (data["data"][split] for data in (manifest.about, about))
     before = before if isinstance(before, dict) else {}
+    if now.get("examples") == tf.data.INFINITE_CARDINALITY:  # which has no length to compare
+        before = {**before, "examples": now["examples"]}
     changes = differences(*({name: data.get(name) for name in ("examples", "eval_batches")} for data in (before, now)))
     return changes + ([_OTHER_IDS] if before.get("ids") != now.get("ids") else [])
 

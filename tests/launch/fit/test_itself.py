@@ -311,6 +311,72 @@ def test_epochs_of_so_many_steps_continue_in_a_resumed_run(tmp_path):
     check_alike(resumed, whole)
 
 
+def line():
+    made = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, kernel_initializer="ones")])
+    made.compile(keras.optimizers.SGD(0.1), "mae", metrics=["mse"])
+    return made
+
+
+def uneven(*sizes):
+    """Yields X and Y for ever, in batches of these sizes in turn."""
+    rows = np.split(np.arange(len(X)), np.cumsum(sizes))
+    return ((X[part], Y[part]) for part in itertools.cycle(rows) if len(part))
+
+
+@pytest.mark.parametrize("sizes", [(8, 8, 4), (3, 9, 8)], ids=str)
+def test_an_epoch_of_a_generator_is_of_steps_per_epoch_batches_of_any_sizes(sizes, tmp_path):
+    how = {"steps_per_epoch": 3, "verbose": 0}
+    theirs = line()
+    expected = history(theirs.fit(uneven(*sizes), epochs=4, **how))
+    for epochs in (2, 4):  # more of them continue the run
+        ours = line()
+        run = crankshaft.fit(ours, uneven(*sizes), epochs=epochs, run_dir=str(tmp_path), jit="off", **how)
+    check_alike(ours, theirs, 1e-6)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history(run)[name], values, rtol=1e-5, err_msg=name)
+    with pytest.raises(crankshaft.UsageError, match="accumulate_steps=2 divides batches of one size"):
+        crankshaft.fit(line(), uneven(*sizes), epochs=1, accumulate_steps=2, **how)
+
+
+def test_replicas_take_their_rows_of_a_generators_batches():
+    how = {"epochs": 3, "steps_per_epoch": 3, "verbose": 0}
+    theirs = line()
+    expected = history(theirs.fit(uneven(4, 9, 7), **how))
+    two = {"strategy": "mirrored", "num_virtual_devices": 2, "jit": "off"}
+    run = crankshaft.fit(line, lambda: uneven(4, 9, 7), **how, **two)
+    check_alike(run.model, theirs, 1e-5)
+    np.testing.assert_allclose(history(run)["loss"], expected["loss"], rtol=1e-5)
+    with pytest.raises(crankshaft.UsageError, match="a batch is of fewer examples than the 2 replicas"):
+        crankshaft.fit(line, lambda: uneven(10, 1, 9), **how, **two)
+
+
+class Both(keras.Model):
+    """Fits labels, and keeps outputs of examples without them small."""
+
+    def __init__(self):
+        super().__init__()
+        inputs = keras.Input([3])
+        self.line = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+
+    def train_step(self, data):
+        unlabelled, (x, y) = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.line(x) - y)) + tf.reduce_mean(tf.square(self.line(unlabelled)))
+        weights = self.line.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_zip_of_batches_of_other_sizes_is_a_step_for_each():
+    slices, made = tf.data.Dataset.from_tensor_slices, []
+    data = tf.data.Dataset.zip((slices(X).batch(8), slices((X[:6], Y[:6])).batch(2)))
+    for fit in FITS:
+        made.append(Both())
+        made[-1].compile(keras.optimizers.SGD(0.1))
+        fit(made[-1], data, epochs=2, verbose=0)
+    check_alike(*made[::-1], 1e-6)
+
+
 def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():
     results = []
     for fit in FITS:
