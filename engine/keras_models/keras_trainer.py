@@ -18,6 +18,7 @@ from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
 from ..internals.variables import tracked_variables
+from ..mesh.layout import current_mesh
 from ..metrics.means import FEW_CLASSES, confusion_matrix, weighed_by
 from ..metrics.pairs import Mean, Pair, SumOfMeans
 from ..optimizers import KerasOptimizer
@@ -464,21 +465,28 @@ class KerasTrainer(Trainer):
         labels, weights = self._weighed(labels)
         own_sums = self._own_loss and functools.partial(_own_sums, self._own_loss)
         replicas, steps = tf.distribute.get_strategy().num_replicas_in_sync, self.run_context.options.accumulate_steps
-        names: list[str] = []
         sums = own_sums or (self._losses and functools.partial(_loss_sums, self._losses))
         if (replicas == 1 and steps == 1) or not sums:
-            return names
+            return []
         keras_losses = self._losses.keras_losses if self._losses else ()
         try:
             batch = (features, labels, outputs, example_weights if weights is None else weights)
             is_keras = own_sums is None and all(map(keras_compile.is_of_keras, keras_losses))
-            trials.in_a_thread(lambda: names.extend(trials.not_additive(sums, batch, None if is_keras else compared)))
+            found = trials.in_a_thread(lambda: trials.find_not_additive(sums, batch, None if is_keras else compared))
         except Exception as error:  # of any class
             logging.info(
                 "the loss can't be computed on random numbers (%s): it is computed of whole batches", reason(error)
             )
             return [_OWN] if own_sums else [loss.name for loss in keras_losses]
-        return names
+        if not found.undecided:
+            return found.not_additive
+        gathers = steps == 1 and not current_mesh().is_sharded
+        logging.info(
+            "%s has on random numbers one value, or none, whatever the model computes, so it may or may not be a mean "
+            "over examples: it is %s",
+            *(found.undecided[0], "computed of whole batches" if gathers else "taken for one"),
+        )
+        return [*found.not_additive, *found.undecided] if gathers else found.not_additive
 
     def eval_step(self, batch):
         if keras.overrides(self.model, "evaluate"):

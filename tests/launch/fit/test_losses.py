@@ -358,6 +358,39 @@ def test_a_loss_of_the_models_own_under_a_mask_counts_steps_of_all_replicas():
     assert_same_weights(ours, theirs)
 
 
+def by_frequency(y_true, y_pred):
+    """A softmax over the batch's own items, less the logarithm of how frequent each is; of 0 it is infinite."""
+    logits = y_pred @ keras.ops.transpose(y_pred) - keras.ops.transpose(keras.ops.log(y_true[:, :1]))
+    return keras.ops.mean(
+        keras.losses.sparse_categorical_crossentropy(keras.ops.arange(keras.ops.shape(logits)[0]), logits, True)
+    )
+
+
+def by_large(y_true, y_pred):
+    """Divided by a sum over the batch, which is 0 of all random labels."""
+    found = keras.ops.relu(y_true[:, :1] - 300.0)
+    return keras.ops.divide_no_nan(keras.ops.sum(found * keras.ops.square(y_pred)), keras.ops.sum(found))
+
+
+@pytest.mark.parametrize("loss", [by_frequency, by_large])
+def test_a_loss_of_which_labels_of_0_and_1_show_nothing_is_computed_of_whole_batches(loss, caplog):
+    labels = np.where(Y[:, :1] > 0, 302.0, 300.5).astype("float32")
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        return model
+
+    theirs = made()
+    theirs.fit(X, labels, **HOW)
+    with caplog.at_level("INFO", "crankshaft"):
+        ours = fit(made, X, labels, **HOW, **TWO).model
+    assert_same_weights(ours, theirs)
+    says = "by_large has on random numbers one value, or none, whatever the model computes"
+    assert (says in caplog.text) == (loss is by_large)
+
+
 class Halved(keras.Sequential):
     """Has one output, which its loss takes as two."""
 
