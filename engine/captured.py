@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,13 @@ _OBJECTS = (
     tf.keras.optimizers.Optimizer,
     tf.keras.random.SeedGenerator,
 )
-# Larger arrays and collections are compared by their identity, since that is done before each call.
-_CHECKED_BYTES, _CHECKED_ITEMS = 1 << 20, 1000
+# Larger arrays, collections and attributes are compared by their identity, since that is done before each call.
+_CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 2000
+_LEFT_OUT = (
+    f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
+    "go on with the former, without a line"
+)
+_IN_A_GRAPH = object()  # a tensor that a trace has left: a cache of the last call, which each call sets again
 
 
 class _Reference:
@@ -53,6 +59,10 @@ class _Reference:
         return self.text
 
 
+class _Large(_Reference):
+    """An attribute of too many parts, which is compared as one object."""
+
+
 class Captured:
     """What traced steps have captured of a trainer, its layers, and variables.
 
@@ -62,13 +72,12 @@ class Captured:
 
     def __init__(self, trainer: tf.Module, layers: Callable[[], Iterable[tf.keras.layers.Layer]]):
         self._trainer, self._layers = trainer, layers
-        # Of each attribute: its owner's title, the owner, its name and value, whether that can't change in itself, and
-        # the values in it by path.
-        self._attributes: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []
-        # Of those that can't change in themselves: the dictionary in which each is, its name and value there.
-        self._fixed: list[tuple[Mapping[str, Any], str, Any]] = []
-        self._varied: list[tuple[str, Any, str, Any, bool, dict[str, Any]]] = []  # the other attributes
-        self._lengths: list[tuple[Mapping[str, Any], int]] = []  # of the owners' dictionaries
+        # Of each attribute: its owner's title, the owner, its name and the values in it by path.
+        self._attributes: list[tuple[str, Any, str, dict[str, Any]]] = []
+        # Of all that is in the attributes: the dictionary or list in which it is, its name there, and the object.
+        self._places: Sequence[Sequence[Any]] = (), (), ()
+        self._lengths: list[tuple[Any, int]] = []  # of these dictionaries and lists
+        self._changing: list[tuple[Any, dict[str, Any]]] = []  # what can change in itself, with its values
         self._is_traced = False
         self._warned: set[str] = set()
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
@@ -77,34 +86,43 @@ class Captured:
         """Notes the attributes: once the trainer is built, and again after each trace."""
         self._is_traced |= is_traced
         self._attributes = [
-            (title, owner, name, value, _is_fixed(value), values)
+            (title, owner, name, values)
             for title, owner in ((type(self._trainer).__name__, self._trainer), *((x.name, x) for x in self._layers()))
             for name, value in _attributes(owner)
-            if (values := dict(_values(value)))
+            if (values := _compared(value))
         ]
-        self._note_fixed()
+        self._note_places()
+        for title, _, name, values in self._attributes:
+            if isinstance(values.get(""), _Large) and (line := _LEFT_OUT.format(f"{title}.{name}")) not in self._warned:
+                self._warned.add(line)
+                logging.info("%s", line)
 
-    def _note_fixed(self) -> None:
-        """Notes where the fixed attributes are, so that a call need not ask thousands of objects for theirs."""
-        owners = {id(owner): owner for _, owner, *_ in self._attributes}
-        self._varied = [attribute for attribute in self._attributes if not attribute[4]]
-        self._lengths = [(vars(owner), len(vars(owner))) for owner in owners.values()]
-        fixed = {
-            (id(places[0]), name): (places[0], name, places[0][name])
-            for _, owner, name, _, is_fixed, _ in self._attributes
-            if is_fixed and (places := [x for x in map(vars, (owner, *type(owner).__mro__)) if name in x])
-        }
-        self._fixed = [*fixed.values()]
+    def _note_places(self) -> None:
+        """Notes where all objects are, so that a call need not walk through thousands of them."""
+        seen, found = set[int](), dict[tuple[int, Any], tuple[Any, Any, Any]]()
+        lengths = {id(owner): vars(owner) for _, owner, *_ in self._attributes}
+        for _, owner, name, values in self._attributes:
+            for place in [x for x in map(vars, (owner, *type(owner).__mro__)) if name in x][:1]:
+                inside = () if isinstance(values.get(""), _Large) else _places(_function(place[name]), seen)
+                found |= {(id(where), key): (where, key, x) for where, key, x in ((place, name, place[name]), *inside)}
+        lengths |= {id(where): where for where, *_ in found.values() if not isinstance(where, types.MappingProxyType)}
+        self._places = [*zip(*found.values(), strict=True)] or ((), (), ())
+        self._lengths = [(where, len(where)) for where in lengths.values()]
+        functions = map(_function, self._places[2])
+        self._changing = [(x, dict(_values(x))) for x in functions if isinstance(x, np.ndarray) or _read_outside(x)]
 
     def _is_as_noted(self) -> bool:
-        """Returns whether each fixed attribute is the same object; a new one might hide that of a class."""
+        """Returns whether all objects and their values are the same; a new one might hide that of a class."""
+        wheres, keys, values = self._places
         try:
-            for place, name, value in self._fixed:
-                if place[name] is not value:
-                    return False
-        except KeyError:
+            is_same = all(map(operator.is_, map(operator.getitem, wheres, keys), values))
+        except LookupError:
             return False
-        return all(len(place) == length for place, length in self._lengths)
+        return (
+            is_same
+            and all(len(where) == length for where, length in self._lengths)
+            and all(dict(_values(value)) == before for value, before in self._changing)
+        )
 
     def note_read(self, variables: Iterable[tf.Variable]) -> None:
         """Notes variables that a step reads, and that no checkpoint has."""
@@ -121,19 +139,19 @@ class Captured:
             self._check()
 
     def _check(self) -> None:
-        is_as_noted = self._is_as_noted()
-        for title, owner, name, value, is_fixed, before in self._varied if is_as_noted else self._attributes:
-            now = getattr(owner, name, None)
-            if is_fixed and (now is value or _function(now) is value):
-                continue
-            present = dict(_values(_function(now)))
+        if self._is_as_noted():
+            return
+        for title, owner, name, before in self._attributes:
+            present = _compared(_function(getattr(owner, name, None)))
             for part in {**before, **present}:
-                self._compare(f"{title}.{name}{part}", before.get(part), present.get(part))
-        if not is_as_noted:
-            self._note_fixed()
+                self._compare(f"{title}.{name}{part}", before.get(part), present.get(part), is_new=part not in before)
+        self._note_places()
 
-    def _compare(self, path: str, before: Any, now: Any) -> None:
+    def _compare(self, path: str, before: Any, now: Any, is_new: bool) -> None:
         if now is before or now == before or path in self._warned:
+            return
+        is_cache = is_new and isinstance(now, _Reference) and isinstance(now.value, tf.Tensor)
+        if is_cache or _IN_A_GRAPH in (before, now):
             return
         was_object, is_object = (isinstance(x, _Reference) and isinstance(x.value, _OBJECTS) for x in (before, now))
         if was_object or (is_object and self._is_traced):
@@ -178,10 +196,31 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
     return [(name, _function(x)) for name, x in attributes.items()]
 
 
-def _is_fixed(value: Any) -> bool:
-    if type(value) is tuple:
-        return all(map(_is_fixed, value))
-    return not isinstance(value, (np.ndarray, *_COLLECTIONS)) and not _read_outside(value)
+def _compared(value: Any) -> dict[str, Any]:
+    """Returns the values in an attribute by path, or the attribute alone where they are too many for a call."""
+    if sum(1 for _ in _places(value, set())) > _CHECKED_PLACES:
+        return {"": _Large(value, type(value).__name__)}
+    return dict(_values(value))
+
+
+def _places(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields (dictionary or list, name, object) of all that is in an attribute, at any depth, each once.
+
+    Args:
+      seen: the `id`s of the objects whose parts were yielded before; these are added.
+    """
+    if id(value) in seen or not _is_searched(value):
+        return
+    seen.add(id(value))
+    place = vars(value) if isinstance(value, tf.Module) else value
+    for name, item in items(value):
+        yield place, name, item
+        yield from _places(item, seen)
+
+
+def _is_searched(value: Any) -> bool:
+    is_many = isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS
+    return isinstance(value, _COLLECTIONS) and not is_many
 
 
 def _function(value: Any) -> Any:
@@ -205,8 +244,9 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(own).union(*inner)
 
 
-def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yields (path, value) of all that can be compared in an attribute."""
+def _values(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yields (path, value) of all that can be compared in an attribute; parts of an object once, by its first path."""
+    seen = set() if seen is None else seen
     if isinstance(value, _PLAIN):
         yield path, value
     elif isinstance(value, np.ndarray):
@@ -220,10 +260,13 @@ def _values(value: Any, path: str = "", within: tuple[int, ...] = ()) -> Iterato
             yield from _values(read, f"{path}: {name}")
     elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:
         yield path, _Reference(value, f"{len(value)} items")
-    elif isinstance(value, _COLLECTIONS) and id(value) not in within and (inside := [*items(value)]):
+    elif isinstance(value, _COLLECTIONS) and id(value) not in seen and (inside := [*items(value)]):
+        seen.add(id(value))
         for name, item in inside:
-            yield from _values(_function(item), f"{path}.{name}", (*within, id(value)))
-    elif isinstance(value, _OBJECTS) or (isinstance(value, tf.Tensor) and not tf.is_symbolic_tensor(value)):
+            yield from _values(_function(item), f"{path}.{name}", seen)
+    elif isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value):
+        yield path, _IN_A_GRAPH
+    elif isinstance(value, (*_OBJECTS, tf.Tensor)):
         yield path, _Reference(value, f"{type(value).__name__} {getattr(value, 'name', '')}".rstrip())
 
 

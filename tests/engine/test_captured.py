@@ -115,6 +115,38 @@ def test_an_object_that_is_replaced_is_refused_before_a_call_and_before_a_save(m
     made.run(1)
 
 
+class Caching(Squares):
+    """Holds objects that are many, or whose tensors each call sets again, as distributions do."""
+
+    def build(self):
+        super().build()
+        self.cache = tf.Module()
+        self.cache.sample = None
+        part = tf.Module()
+        part.numbers = {number: number for number in range(900)}
+        self.shared, self.many = [part] * 9, [{**part.numbers} for _ in range(9)]
+
+    def loss(self, outputs, batch):
+        self.cache.sample = tf.square(outputs[:, 0] - batch[1])
+        return mean(self.cache.sample)
+
+
+def test_a_tensor_that_each_call_sets_again_is_no_change_and_too_many_values_are_left_out_by_a_line(bench, caplog):
+    with caplog.at_level("INFO", "crankshaft"):
+        made = bench(Caching(), DATA, 4)
+        made.run(1)
+    trainer, lines = made.trainer, [x.getMessage() for x in caplog.records if "too many to compare" in x.getMessage()]
+    assert [line.split(",")[0] for line in lines] == ["Caching.many has more than 2"]
+    trainer.loss(tf.ones([2, 1]), (None, tf.ones([2])))  # between two calls, in the program
+    trainer.cache.other = tf.constant(1.0)
+    trainer.many[0][0] = 2
+    made.run(1)
+    assert "as it was traced" not in caplog.text
+    trainer.shared[8].numbers[1] = 2
+    made.run(1)
+    assert "Caching.shared.0.numbers.1: a step that reads it keeps 1, as it was traced, and it is 2 now" in caplog.text
+
+
 OUTSIDE: dict[str, tf.Variable] = {}
 
 
