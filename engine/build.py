@@ -44,7 +44,8 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     # Keras samples an initializer's seed when a layer is constructed, so the seed is set before the model. The run
     # restores the generators' states when it ends.
     with PROCESS, _layer_precision(trainer), declared() as aggregated:
-        tf.keras.utils.set_random_seed(context.host_seed)
+        if not context.builds_passed:
+            tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
     trainer.inventory = inventory = Inventory(trainer, aggregated)
     inventory.captured.note(is_traced=False)
@@ -113,19 +114,19 @@ def build_layers(trainer: Any, model: tf.keras.Model, features: Any = None) -> N
       ...     self.critic = tf.keras.Sequential([tf.keras.layers.Dense(1)])
       ...     build_layers(self, self.critic, features=tf.zeros([1, 8]))
     """
-    _make_variables(trainer, model, features)
+    features = form.features(trainer.run_context.example) if features is None else features
+    make_variables(type(trainer).__name__, model, features)
     for path in [path for path, layer in Inventory(trainer).layers.items() if layer is model]:
         trainer.run_context.load_initial(path, model)
 
 
-def _make_variables(trainer: Any, model: tf.keras.Model, features: Any) -> None:
-    owner = type(trainer).__name__
+def make_variables(owner: str, model: tf.keras.Model, features: Any) -> None:
+    """Makes a model's variables, if they don't exist, for features as these; `owner` names the trainer in errors."""
     keras.refuse_keras_2(model)
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
         return
-    features = form.features(trainer.run_context.example) if features is None else features
     specs = form.values(form.element_spec(features))
     batch = tf.nest.map_structure(form.batch_spec, specs)
     try:

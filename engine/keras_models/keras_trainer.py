@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from .. import logging
-from ..build import build_layers, make_optimizer
+from ..build import build_layers, make_optimizer, make_variables
 from ..data import form
 from ..errors import UsageError, counted, reason
 from ..internals import graphs, keras, keras_compile, keras_copy
@@ -168,6 +168,15 @@ class KerasTrainer(Trainer):
         parts = model, *optimizers
         return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in parts)
 
+    @classmethod
+    def build_passed(cls, example: Any) -> None:
+        """Builds the model that was passed, where it was made, as by Keras, from the program's random numbers."""
+        model = cls.make()
+        if any(keras.overrides(model, method) for method in own_step.METHODS):
+            return  # it can't be copied
+        with keras.scope_strategy(model).scope():
+            make_variables(type(model).__name__, model, form.features(example))
+
     def build(self) -> None:
         source = type(self).make(**self._arguments)
         check(source, trains=not self.run_context.only_predicts)
@@ -188,9 +197,12 @@ class KerasTrainer(Trainer):
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
             self._build_own_steps(own[0], needs_copy)
             return
+        if is_itself:  # before the copy, which samples too
+            build_layers(self, source)
         copy = self._copied(source) if needs_copy else source
-        self.model = source if is_itself else copy
-        build_layers(self, self.model)
+        if not is_itself:
+            self.model = copy
+            build_layers(self, copy)
         in_losses = tracked_variables(types.SimpleNamespace(**keras_compile.arguments(source)))
         listed = {id(variable) for variable in self.model.variables}
         self.loss_variables = [variable for variable in in_losses.values() if id(variable) not in listed]
@@ -745,14 +757,12 @@ def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Mo
 
     Args:
       trained: the run's model, with the weights that evaluations use.
-      model: the argument of `KerasTrainer.for_model`; built if needed.
+      model: the argument of `KerasTrainer.for_model`.
       updates: the number of the model's updates so far.
     """
     vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
     if trained is model:
         return
-    if not model.built:
-        build_layers(trainer, model)
     for theirs, mine in zip(model.weights, trained.weights, strict=True):
         theirs.assign(mine)
     if not model.optimizer.built:

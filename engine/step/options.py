@@ -166,6 +166,11 @@ class RunContext:
         return isinstance(self.example, tuple) and len(self.example) == 2 and self.example[1] is None
 
     @property
+    def builds_passed(self) -> bool:
+        """Whether an existing model is trained itself: it is built as by Keras, from the program's random numbers."""
+        return self.in_place and self.updates_before is not None
+
+    @property
     def host_seed(self) -> int:
         """The seed of random numbers that are sampled on the host."""
         from ..randomness import seed_after  # with TensorFlow, which mistakes do not wait for

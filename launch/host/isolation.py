@@ -93,6 +93,11 @@ class Isolation:
             self._defaults = _DEFAULTS.leave(before)
 
 
+def keep_random_state() -> None:
+    """Makes the state of the random generators within a run the program's, as if the program had sampled so far."""
+    _RANDOM.keep()
+
+
 def program_defaults(policy: Any = None) -> dict[str, Any]:
     """Reads the program's defaults of Keras that models use, by name; plain JSON.
 
@@ -134,6 +139,11 @@ class _ProcessState(Generic[T]):
             if state is not None:
                 self._write(state)
         return before
+
+    def keep(self) -> None:
+        """Makes the present state the program's."""
+        with PROCESS:
+            self._programs = self._read()
 
     def leave(self, before: T) -> T:
         """Restores the previous state, and returns the run's; while runs of other threads alone are inside, theirs."""

@@ -38,7 +38,7 @@ from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.flags import FIELDS
 from ..command_line.values import plain
 from ..failures import RunError, UsageError
-from ..host import cpu_threads
+from ..host import cpu_threads, isolation
 from . import free_bytes, progress
 from .compiled_cache import CompiledCache
 from .data import inputs
@@ -225,10 +225,13 @@ def build_state(
         return state
 
     try:
+        exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
+        if exists and not in_place:
+            trainer_class.build_passed(run_inputs.example)
+            isolation.keep_random_state()
         if in_place and strategy.trains_in_place:  # Keras can train a model further that no strategy has made
             state = make()
         else:
-            exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
             state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # for any batch size
         model_arguments = plain(config.configured_arguments("model_arg"))
@@ -237,6 +240,9 @@ def build_state(
             f"{config.model_entry.name}{arguments} does not fit into memory ({reason(error)}); make the model smaller, "
             "or shard it across devices by mesh"
         ) from error
+    if exists and in_place:
+        isolation.keep_random_state()
+        tf.keras.utils.set_random_seed(state.trainer.run_context.host_seed)
     inventory = Inventory(state.trainer)
     if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 
 import numpy as np
 import pytest
@@ -96,6 +97,47 @@ def test_what_cannot_be_copied_is_one_line():
     with pytest.raises(crankshaft.UsageError, match=r"can't recreate Sequential .* has no attribute 'factor'"):
         crankshaft.fit(compiled(keras.Input([3]), scaled, layers.Dense(1)), X, Y, **HOW, ema_decay=0.9, jit="off")
     crankshaft.fit(bound, X, Y, **HOW, jit="off")
+
+
+@keras.utils.register_keras_serializable()
+class Attending(keras.Model):
+    """Makes layers and weights as it is built."""
+
+    def __init__(self, **more):
+        super().__init__(**more)
+        self.attention, self.head = layers.MultiHeadAttention(2, 3, dropout=0.1), layers.Dense(1)
+
+    def call(self, inputs):
+        return self.head(self.attention(inputs[:, None], inputs[:, None])[:, 0])
+
+    def get_config(self):
+        return {}
+
+
+class AttendingByStep(Attending):
+    def train_step(self, data):
+        return {"loss": keras.ops.mean(self(data[0], training=True))}
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [(Attending, {}), (AttendingByStep, {}), pytest.param(Attending, COPIES, marks=pytest.mark.thorough)],
+    ids=["itself", "by its step", "copy"],
+)
+def test_models_that_fit_builds_begin_with_weights_of_their_own_as_by_keras(kind, how):
+    def begun(fit, **how):
+        keras.utils.set_random_seed(5)
+        for _ in range(2):
+            model = kind()
+            model.compile(keras.optimizers.SGD(0.0), "mse")
+            fit(model, X, Y, batch_size=48, verbose=0, **how)
+            yield from model.get_weights()
+        yield random.random(), np.random.normal(), float(tf.random.normal([]))  # noqa: NPY002
+
+    theirs, ours = [*begun(keras.Model.fit)], [*begun(crankshaft.fit, jit="off", **how)]
+    for expected, found in zip(theirs, ours, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(ours[0], ours[len(ours) // 2])
 
 
 class OwnCompile(keras.Model):
