@@ -18,10 +18,10 @@ import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
 from .. import logging
-from ..errors import CheckpointError, reason
+from ..errors import CheckpointError, UsageError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
-from ..internals.variables import VARIABLES, is_shard, state_key, tracked_variables
+from ..internals.variables import VARIABLES, is_shard, items, state_key, tracked_variables
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
 from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
@@ -424,11 +424,32 @@ def _breadth_first(root, start: int, find_child: Callable[[int, str], int | None
             continue
         seen.add(id(node))
         yield path, node, number
-        for name, child in tracked_children(node, is_root=not path):
+        try:
+            children = tracked_children(node, is_root=not path)
+        except ValueError as error:
+            if not (where := _keys_that_are_not_text(node, ".".join(path), set())):
+                raise
+            raise UsageError(
+                f"{where}: checkpoints keep no dictionary whose keys are not text; use text, as "
+                "{'0': ...}; if a library's object has it, make a list of the object's variables an attribute, and a "
+                "function that returns the object, self.get = lambda: object, instead of the object"
+            ) from error
+        for name, child in children:
             # Else a model that is tracked after its optimizer would get its keys from there.
             is_link = name == UPDATED and isinstance(node, tf.keras.optimizers.Optimizer)
             if (inside := find_child(number, name)) is not None:
                 (links if is_link else queue).append(((*path, name), child, inside))
+
+
+def _keys_that_are_not_text(value: Any, path: str, seen: set[int]) -> str:
+    """Returns the path of the first dictionary with such keys in an object, and these; "" if it has none."""
+    seen.add(id(value))
+    if isinstance(value, dict) and (keys := [key for key in value if not isinstance(key, str)]):
+        return f"{path} (keys {', '.join(map(repr, keys[:3]))})"
+    parts = vars(value).items() if isinstance(value, tf.Module) else items(value)
+    parts = [(name, x) for name, x in parts if not str(name).startswith("_self_")]  # TensorFlow's own
+    inside = (_keys_that_are_not_text(x, f"{path}.{name}", seen) for name, x in parts if id(x) not in seen)
+    return next(filter(None, inside), "")
 
 
 def is_variable(node) -> bool:

@@ -130,7 +130,7 @@ def rows(predictions: Any, owner: str) -> Any:
             raise UsageError(f"{owner} returned None as a value; leave it out, or return a tensor [examples, ...]")
         if isinstance(x, tf.RaggedTensor):  # micro-batches differ in length
             return x
-        x = dense(x)
+        x = dense(x, f"{owner}: a value")
         return tf.IndexedSlices(x, tf.range(tf.shape(x)[0])) if x.shape.rank else x
 
     if not isinstance(predictions, dict) or not predictions:
@@ -145,11 +145,17 @@ def join_rows(rows: Any) -> Any:
     return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, rows)
 
 
-def dense(x: Any) -> tf.Tensor:
-    """Returns a tensor; ragged rows are padded with zeros to the longest."""
+def dense(x: Any, title: str) -> tf.Tensor:
+    """Returns a tensor; ragged rows are padded with zeros to the longest. `title` is for an error: x is none."""
     if isinstance(x, tf.SparseTensor):
         return tf.sparse.to_dense(x)
-    return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
+    try:
+        return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{title} is a {type(x).__name__}, which has no row for each example; return tensors [examples, ...], such "
+            "as its parameters, and make it of these in loss"
+        ) from error
 
 
 def accumulate(compute: Callable, batch: Any, steps: int, parallel: int = 1, loops: bool = True) -> Any:

@@ -141,8 +141,8 @@ class StepContext:
         """Whether a training step is being traced."""
         return self.step is not None and self.batch_number is None
 
-    def seed(self, name: str | None = None, *, common: bool = False) -> tf.Tensor:
-        """Returns a seed for `tf.random.stateless_*`, [2] int64, that is unique in the run.
+    def seed(self, name: str | None = None, *, common: bool = False, dtype: tf.DType = tf.int64) -> tf.Tensor:
+        """Returns a seed for `tf.random.stateless_*`, [2], that is unique in the run.
 
         It differs by the run's seed, the step, the replica, the micro-batch and the call: calls are numbered as the
         step is traced, from 0 in each step. A resumed run samples the same, as does the backward pass of a block that
@@ -156,6 +156,8 @@ class StepContext:
             returns it.
           common: whether all replicas get the same seed, for what they add to a sum over replicas, such as noise on
             gradients. On a mesh the seed differs by the shard of the model.
+
+          dtype: int64, or int32, which TensorFlow Probability takes.
 
         Raises:
           UsageError: it is called outside of a step, and would return the same each time; or in a `tf.function`, which
@@ -172,7 +174,7 @@ class StepContext:
         self._check_traced_here("step_context().seed()", "call it outside, and pass the seed as an argument")
         kind, which = ("common", self.mesh.model.rank) if common else ("call", self.replica)
         use = (kind, self._number(kind)) if name is None else ("common name" if common else "name", name)
-        return self._seed(which, *use)
+        return tf.cast(self._seed(which, *use), dtype)
 
     def keras_seed(self) -> tf.Tensor:
         """Returns the seed of the next call of `keras.random` without one, [2] int64, which is unique in the run.

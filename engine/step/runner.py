@@ -222,7 +222,8 @@ def _rows(outputs: Any, batch: Any, counted: tf.Tensor | None, owner: str) -> An
     examples = tf.shape(tf.nest.flatten(batch)[0])[0]
 
     def example_rows(path, x):
-        x, name = dense(x), " ".join(["output", *([".".join(map(str, path))] if path else [])])
+        name = " ".join(["output", *([".".join(map(str, path))] if path else [])])
+        x = dense(x, f"{owner}: {name}")
         if x.shape.rank == 0:
             raise UsageError(
                 f"{owner}: {name} is one number, of no example; leave it out, or give each example one, tf.fill"

@@ -3,7 +3,8 @@
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, load_weights
+from crankshaft.engine.checkpoints import Checkpoints, load_weights, objects
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.internals.variables import tf_variable
 from tests.engine.checkpoints.checkpoint_cases import bits, fill, variables_of
 
@@ -89,3 +90,10 @@ def test_what_a_layer_holds_in_a_list_is_saved_and_restored(tmp_path, kind):
     other = made(kind)
     assert len(load_weights(tmp_path, other.model, "model")) == len(weights)
     assert bits(other) == bits(state)
+
+
+def test_a_dictionary_whose_keys_are_numbers_is_named_by_its_attribute():
+    root = tf.Module()
+    root.parts = {"heads": [{7: tf.Variable(1.0)}]}
+    with pytest.raises(UsageError, match=r"^trainer\.parts\.heads\.0 \(keys 7\): .*; use text"):
+        [*objects.walk(tf.train.Checkpoint(trainer=root))]

@@ -122,6 +122,19 @@ def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(b
     assert all(len(set(column)) == 4 for column in values.T)
 
 
+def test_a_seed_of_32_bits_is_that_of_64_bits_in_32(bench):
+    seeds = {}
+
+    class Seeded(Samples):
+        def loss(self, outputs, batch):
+            seeds.update({dtype: step_context().seed("noise", dtype=dtype) for dtype in (tf.int32, tf.int64)})
+            same = tf.reduce_all(tf.cast(seeds[tf.int64], tf.int32) == seeds[tf.int32])
+            return mean(tf.reduce_sum(outputs, 1) + tf.where(same, 1.0, 2.0))
+
+    assert made(bench, trainer=Seeded()).curve(1, "loss") == [1.0]
+    assert [seed.dtype for seed in seeds.values()] == [tf.int32, tf.int64]
+
+
 class OneSeed(Trainer):
     """As `Samples`, of layers of which two have one seed, two others none and one another seed."""
 

@@ -107,3 +107,16 @@ def test_text_of_several_processes_keeps_its_last_bytes():
     numbers, text = tf.constant([2, 0], tf.int64), tf.constant([b"a\0\0", b""])
     (found,) = in_order([[numbers, text]], lambda content: [content] * 2)  # of two that have the same
     assert found.tolist() == [b"", b"", b"a\0\0", b"a\0\0"]
+
+
+def test_an_output_that_is_no_tensor_is_refused_by_its_kind_with_what_to_return(bench):
+    class Distribution:
+        dtype = tf.float32
+
+    class Returns(Line):
+        def predictions(self, outputs, batch):
+            return {"of": Distribution()}
+
+    made = bench(Returns(), (X, Y), 8, eval_source=(X, Y))
+    with pytest.raises(UsageError, match=r"^Returns\.predictions: a value is a Distribution, .*; return tensors"):
+        made.strategy.evaluate()
