@@ -366,6 +366,7 @@ class Losses(CompileLoss):
         axis = loss._fn_kwargs.get("axis", -1)
         values, mask = _values(loss, y_true, y_pred)
         predictions = tf.keras.ops.moveaxis(y_pred, axis, -1)
+        y_true = tf.cast(y_true, tf.int64) if y_true.dtype == tf.bool else y_true  # one-hot, or of two classes
         labels = tf.reshape(count_classes(y_true, axis), tf.shape(values))
         counted = (labels >= 0) & (labels < predictions.shape[-1])
         for factor in (mask, None if weights is None else weights != 0):

@@ -136,6 +136,9 @@ class Reduction(tf.Module):
             return Gradients(gradients), count
         # A padded empty batch has one made-up example: its count is 0, and all that it gives is set to zero below.
         gradients, count = list(gradients), self._example_count(count)
+        for gradient, variable in zip(gradients, variables, strict=False):
+            if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
+                gradient.set_shape(variable.shape)
         if gradients and "gradient_norm" in self.watched:
             self._watch_norm(gradients, count)
         if mesh.is_sharded and len(variables) != len(gradients):

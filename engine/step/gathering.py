@@ -95,9 +95,12 @@ def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
     gathered: dict[int, tf.Tensor] = {}
     for dtype, indices in kinds.items():
         cast = [tf.cast(tensors[index], dtype) for index in indices]
-        flat = [tf.reshape(x, [tf.shape(x)[0], math.prod(x.shape[1:])]) for x in cast]
+        shapes = [tf.shape(x)[1:] if None in x.shape[1:] else x.shape[1:] for x in cast]  # of padded sequences, by batch
+        sizes = [tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape) for shape in shapes]
+        flat = [tf.reshape(x, [tf.shape(x)[0], size]) for x, size in zip(cast, sizes, strict=True)]
         rows, _ = gather(trainer, tf.concat(flat, 1))
-        columns = tf.split(rows, [x.shape[1] for x in flat], axis=1)
-        for index, x, column in zip(indices, cast, columns, strict=True):
-            gathered[index] = tf.cast(tf.reshape(column, [tf.shape(column)[0], *x.shape[1:]]), tensors[index].dtype)
+        columns = tf.split(rows, sizes, axis=1, num=len(sizes))
+        for index, shape, column in zip(indices, shapes, columns, strict=True):
+            whole = tf.reshape(column, tf.concat([tf.shape(column)[:1], shape], 0))
+            gathered[index] = tf.ensure_shape(tf.cast(whole, tensors[index].dtype), [None, *tensors[index].shape[1:]])
     return [gathered[index] for index in range(len(tensors))]

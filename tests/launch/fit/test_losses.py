@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from crankshaft import UsageError, fit
 
@@ -446,3 +447,48 @@ def test_a_metric_that_compute_loss_can_not_divide_is_named():
         made.compile("sgd")
         with pytest.raises(UsageError, match=why):
             fit(made, X, Y, **HOW)
+
+
+def of_tokens(y_true, y_pred):
+    """A mean over the tokens of a batch that are not padding."""
+    losses = keras.losses.sparse_categorical_crossentropy(y_true, y_pred, from_logits=True)
+    counted = keras.ops.cast(y_true > 0, "float32")
+    return keras.ops.sum(losses * counted) / keras.ops.sum(counted)
+
+
+def test_sequences_that_batches_pad_are_gathered_for_a_loss_of_the_whole_batch():
+    lengths = [3, 7, 2, 5, 4, 9, 1, 6]
+
+    def sentences():
+        for length in lengths:
+            yield (np.arange(1, length + 1),) * 2
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.Input([None]), keras.layers.Embedding(10, 4), keras.layers.Dense(10)])
+        model.compile(keras.optimizers.SGD(0.5), of_tokens)
+        return model
+
+    words = tf.TensorSpec([None], tf.int64)
+    data = tf.data.Dataset.from_generator(sentences, output_signature=(words, words))
+    data = data.apply(tf.data.experimental.assert_cardinality(len(lengths))).padded_batch(4)
+    theirs = made()
+    theirs.fit(data, epochs=2, verbose=0)
+    assert_same_weights(fit(made, data, epochs=2, verbose=0, **TWO).model, theirs)
+
+
+def test_one_hot_labels_may_be_bool():
+    labels = np.eye(3, dtype=bool)[KINDS]
+
+    def made():
+        keras.utils.set_random_seed(2)
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(3, "softmax")])
+        model.compile("sgd", "categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    theirs, ours = made(), made()
+    expected = theirs.fit(X, labels, sample_weight=WEIGHTS, validation_data=(X, labels), **HOW).history
+    run = fit(ours, X, labels, sample_weight=WEIGHTS, validation_data=(X, labels), **HOW)
+    assert_same_weights(ours, theirs)
+    for name, values in expected.items():
+        np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)

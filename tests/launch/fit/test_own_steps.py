@@ -329,6 +329,34 @@ def test_a_step_that_is_not_finite_is_skipped():
     assert int(made.optimizer.iterations) == 9
 
 
+class Masking(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        gradients = [tf.boolean_mask(gradient, tf.fill(tf.shape(gradient)[:1], True)) for gradient in gradients]
+        self.optimizer.apply(gradients, self.trainable_weights)
+        self.mean.update_state(gradients[0].shape[0] is None)
+        return {"loss": loss, "mean": self.mean.result()}
+
+
+def test_a_gradient_whose_shape_is_unknown_has_that_of_its_variable():
+    def masking():
+        keras.utils.set_random_seed(1)
+        made = Masking([keras.Input([6]), keras.layers.Dense(2)])
+        made.mean = keras.metrics.Mean(name="mean")
+        made.compile("sgd", "mse")
+        return made
+
+    theirs = masking()
+    theirs.fit(X, Y, **HOW)
+    run = fit(masking, X, Y, **ON_TWO, **HOW)
+    assert run.history.history["mean"] == [1.0] * 3
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5)
+
+
 class Contrasting(keras.Sequential):
     def train_step(self, data):
         with tf.GradientTape() as tape:
