@@ -400,10 +400,11 @@ def _record_loss(name: str, loss, y_true, y_pred, weights) -> tf.Tensor:
 def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
     """Computes Keras's `Loss.__call__`, up to the division."""
     if not isinstance(loss, tf.keras.losses.Loss) or type(loss).__call__ is not tf.keras.losses.Loss.__call__:
-        return OutputLoss(tf.convert_to_tensor(loss(y_true, y_pred, weights)), tf.constant(1.0))
+        return OutputLoss(tf.cast(loss(y_true, y_pred, weights), tf.float32), tf.constant(1.0))
     if weights is not None and tf.is_tensor(y_true):
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
+    values = tf.cast(values, tf.float32)  # by set_floatx, or a dtype of its own, it may be of 16 bits
     weights = None if weights is None else _expand_to_rank(tf.cast(weights, values.dtype), values.shape.rank)
     weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
     if weights is not None:

@@ -19,6 +19,7 @@ from .batches import zero_unless
 from .context import step_context
 from .options import StepOptions
 
+_HALVES = (tf.bfloat16, tf.float16)
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
 
@@ -43,6 +44,8 @@ class Gradients(Sequence):
         self.values, self.factors, self.shardings = values, factors, shardings
         if isinstance(values, Gradients):
             self.values, self.factors, self.shardings = values.values, (*values.factors, *factors), values.shardings
+        # Those of variables in 16 bits are float32 up to the update: factors, norms and sums are of all together.
+        self.values = [x if x is None or x.dtype not in _HALVES else tf.cast(x, tf.float32) for x in self.values]
 
     def with_values(self, values: Sequence) -> Gradients:
         """Returns gradients of other values with the same factors."""

@@ -621,3 +621,20 @@ def test_batches_may_differ_in_length_as_in_keras(kind, how):
 
     ours, run = trained(functools.partial(crankshaft.fit, jit="off", **how))
     compare(trained(keras.Model.fit), (ours, run.history), 1e-6)
+
+
+@pytest.mark.parametrize(("kind", "how"), [("float16", {}), ("bfloat16", {}), ("bfloat16", TWO)])
+def test_weights_of_two_dtypes_are_trained_together(kind, how):
+    def made():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input([3]), layers.Dense(4, "relu", dtype=kind), layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), keras.losses.MeanSquaredError(dtype=kind))
+        return model
+
+    theirs = made()
+    theirs.fit(X, Y, **HOW)
+    run = crankshaft.fit(made if how else made(), X, Y, **HOW, **how)
+    assert [weight.dtype for weight in run.model.weights] == [kind, kind, "float32", "float32"]
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        difference = np.abs(ours.astype("float32") - other.astype("float32")).max()
+        assert difference <= (0.02 if how else 0.0)
