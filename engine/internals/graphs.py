@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
@@ -475,3 +476,63 @@ def to_function(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Call
         return copy(tensor)
 
     return [*terms.values()], compute
+
+
+class Computation(NamedTuple):
+    """How a tensor is computed from the values of variables alone.
+
+    Attributes:
+      variables: the numbers of the variables that it is computed from.
+      outputs: the tensors on the way, which depend on them.
+      compute: a function of the values of these variables.
+    """
+
+    variables: list[int]
+    outputs: list[tf.Tensor]
+    compute: Callable[..., tf.Tensor]
+
+
+def computation(tensor: tf.Tensor, handles: Sequence[tf.Tensor]) -> Computation | None:
+    """Finds how a tensor is computed from the values of variables, by their handles outside of the tensor's graph.
+
+    Returns:
+      None if it is independent of them.
+
+    Raises:
+      UsageError: it depends on anything else, too, or on a variable within a function that its graph calls.
+    """
+    tensor, numbers = tf.identity(tensor), {id(handle): number for number, handle in enumerate(handles)}
+    captured = [(inside, numbers[id(outside)]) for outside, inside in tensor.graph.captures if id(outside) in numbers]
+    dependent = _dependents([inside for inside, _ in captured])
+    if tensor.name not in dependent:
+        return None
+    by_handle, reads = {inside.name: number for inside, number in captured}, dict[str, tuple[int, tf.TensorSpec]]()
+    ops, constants, queue = dict[str, tf.Operation](), dict[str, np.ndarray](), [tensor]
+    for value in queue:
+        op = value.op
+        if op.type == "ReadVariableOp" and op.inputs[0].name in by_handle:
+            reads[value.name] = by_handle[op.inputs[0].name], tf.TensorSpec(value.shape, value.dtype)
+        elif (outside := _captured(value)) is not value and not tf.is_symbolic_tensor(outside):
+            constants[value.name] = outside.numpy()
+        elif op.type == "Placeholder" or op.op_def.is_stateful:
+            raise UsageError(program_line(op) or op.name)
+        elif op.name not in ops:
+            ops[op.name] = op
+            queue += op.inputs
+    graph_def, name = tf.compat.v1.GraphDef(versions=tensor.graph.graph_def_versions), tensor.name
+    for op in ops.values():
+        node = graph_def.node.add(name=op.name, op=op.type, input=[source.name for source in op.inputs])
+        for key, attribute in op.node_def.attr.items():
+            if not key.startswith("_"):  # of gradients, devices and XLA
+                node.attr[key].CopyFrom(attribute)
+    if any(map(all_called, ops.values())):
+        graph_def.library.CopyFrom(tensor.graph.as_graph_def().library)
+
+    def compute(*values: tf.Tensor) -> tf.Tensor:
+        given = {**dict(zip(reads, values, strict=True)), **{key: tf.constant(x) for key, x in constants.items()}}
+        return tf.graph_util.import_graph_def(graph_def, given, [name], name="")[0]
+
+    outputs = [output for op in ops.values() for output in op.outputs if output.name in dependent]
+    variables, specs = zip(*reads.values(), strict=True)
+    with tf.init_scope():
+        return Computation([*variables], outputs, tf.function(compute, autograph=False).get_concrete_function(*specs))

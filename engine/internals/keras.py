@@ -127,6 +127,20 @@ def predicting() -> Iterator[None]:
         _predicts.reset(token)
 
 
+def traced_for_some_size(trace: Callable[[int | None], Any]) -> Any:
+    """Traces for batches of any size, or if that fails of 2: a step's may be known, and `squeeze` then has a rank.
+
+    Args:
+      trace: traces for a size, or for any with None.
+    """
+    try:
+        return trace(None)
+    except Exception:  # of any class
+        with contextlib.suppress(Exception):
+            return trace(2)
+        raise
+
+
 def has_call(model: tf.keras.layers.Layer) -> bool:
     """Returns whether a model defines `call`, which one that only its own `train_step` computes with may lack."""
     return type(model).call is not tf.keras.Model.call

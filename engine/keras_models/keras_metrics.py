@@ -104,7 +104,7 @@ class KerasMetric:
     def _value(self, sums: KerasSums):
         """Returns the value of a state: a number or a dictionary of numbers, each None without a batch."""
         with tf.device("CPU:0"):
-            state = self._state(sums.total)
+            state = _state(self._metric.variables, sums.total)
             result = self._metric.stateless_result(state)
         # A result may be one of the metric's variables, which is unused.
         held = {id(variable): value for variable, value in zip(self._metric.variables, state, strict=True)}
@@ -114,15 +114,6 @@ class KerasMetric:
             return {key: number(value) for key, value in result.items()}
         result = np.asarray(result)
         return {str(i): number(x) for i, x in enumerate(result.ravel())} if result.ndim else number(result)
-
-    def _state(self, total) -> list[tf.Tensor]:
-        state, start = [], 0
-        for variable in self._metric.variables:
-            dtype, size = tf.as_dtype(variable.dtype), int(np.prod(variable.shape))
-            values = np.asarray(total[start : start + size], np.float64).reshape(variable.shape)
-            state.append(tf.constant(np.rint(values) if dtype.is_integer else values, dtype))
-            start += size
-        return state
 
     def _try(self, specs) -> None:
         """Raises UsageError unless the metric's state is sums. Creates its variables, if needed."""
@@ -196,6 +187,28 @@ class KerasMetric:
         if self._has_one_length or len(specs) < 3 or specs[2][1] is None:
             return set()
         return {axis for axis, size in enumerate(specs[2][1] or ()) if size is None}
+
+
+def joined_kind(metrics: Sequence[tf.keras.metrics.Metric], compute: Callable[..., tf.Tensor]) -> type[KerasSums]:
+    """Makes a kind of pairs of several metrics' joined states, whose value is computed from all of their variables."""
+    variables = [variable for metric in metrics for variable in metric.variables]
+
+    def value(sums: KerasSums) -> float | None:
+        with tf.device("CPU:0"):
+            return float(compute(*_state(variables, sums.total))) if np.any(sums.count) else None
+
+    return type("KerasSums", (KerasSums,), {"value": value})
+
+
+def _state(variables: Sequence, total) -> list[tf.Tensor]:
+    """Splits a metric's state into the values of its variables."""
+    state, start = [], 0
+    for variable in variables:
+        dtype, size = tf.as_dtype(variable.dtype), int(np.prod(variable.shape))
+        values = np.asarray(total[start : start + size], np.float64).reshape(variable.shape)
+        state.append(tf.constant(np.rint(values) if dtype.is_integer else values, dtype))
+        start += size
+    return state
 
 
 def _sized(shape: tuple | None, masked: set[int], length: int) -> Sequence | None:

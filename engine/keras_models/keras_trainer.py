@@ -197,6 +197,9 @@ class KerasTrainer(Trainer):
         if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
             self._build_own_steps(own[0], needs_copy)
             return
+        if self.run_context.eval_example is not None:
+            examples = (self.run_context.example, self.run_context.eval_example)
+            form.check_same_fields(*(form.values(form.element_spec(x)) for x in examples))
         if is_itself:  # before the copy, which samples too
             build_layers(self, source)
         copy = self._copied(source) if needs_copy else source
@@ -372,17 +375,11 @@ class KerasTrainer(Trainer):
             tf.distribute.get_strategy().run(lambda *batch: traces.append(self._trace(compiled, *batch)), batch)
             return traces[-1].outputs
 
-        def traced(size: int | None = None) -> tuple[Any, Any]:
+        def traced(size: int | None) -> tuple[Any, Any]:
             specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
-            try:
-                return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
-            except Exception:  # of any class: `squeeze` has a rank only in a batch of known size, as a step's is
-                with contextlib.suppress(Exception):
-                    if size is None:
-                        return traced(2)
-                raise
+            return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
 
-        specs, outputs = traced()
+        specs, outputs = keras.traced_for_some_size(traced)
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
@@ -610,7 +607,8 @@ class KerasTrainer(Trainer):
             features, outputs, labels, weights = self._gathered((features, outputs, labels, weights))
             fraction = size / _size(outputs)
         if self._own_loss:
-            loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
+            with _of_any_size(self._whole_batch_losses):
+                loss, updates = self._own_loss(features, labels, outputs, weights, step_context().is_training)
             return size * loss, {name: self._updated(name, update, size, fraction) for name, update in updates.items()}
 
         def divided(loss: keras_compile.OutputLoss) -> tf.Tensor:
@@ -630,7 +628,8 @@ class KerasTrainer(Trainer):
             return loss.total * (examples if loss.count is None else tf.math.divide_no_nan(examples, count))
 
         assert self._losses  # else the model has a loss of its own, or losses of its layers alone
-        total, by_name = self._losses.total(labels, outputs, weights, divided)
+        with _of_any_size(self._whole_batch_losses):
+            total, by_name = self._losses.total(labels, outputs, weights, divided)
         return total, {name: Mean(output_total, size) for name, output_total in by_name.items()}
 
     def _updated(self, name: str, updates: list[tuple], size: tf.Tensor, fraction: tf.Tensor | None = None) -> Pair:
@@ -743,6 +742,20 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
         raise UsageError(
             f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
             f"{', '.join(methods)}, or pass a function that returns the compiled model"
+        ) from error
+
+
+@contextlib.contextmanager
+def _of_any_size(losses: Sequence[str]) -> Iterator[None]:
+    """Converts errors of losses that are computed of all replicas' examples, whose number no trace knows."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if not losses or isinstance(error, UsageError) or tf.distribute.get_strategy().num_replicas_in_sync == 1:
+            raise
+        raise UsageError(
+            f"{losses[0]} is computed of all replicas' examples, whose number is not known as a step is traced "
+            f"({reason(error)}); give squeeze its axis, take sizes by keras.ops.shape, or use one device"
         ) from error
 
 

@@ -31,7 +31,7 @@ from ..step.batches import num_examples, zero_unless
 from ..step.context import StepContext, step_context
 from ..step.gradients import Gradients, Update
 from ..step.options import CLIPS, StepOptions
-from .keras_metrics import KerasMetric
+from .keras_metrics import KerasMetric, joined_kind
 
 # The methods of which a model overrides at least one that has steps of its own.
 METHODS = ("train_step", "test_step", "compute_metrics")
@@ -71,6 +71,13 @@ class _Step:
     ended: list[dict[str, Mean]] = dataclasses.field(default_factory=list)
 
 
+class _Result(NamedTuple):
+    """What a step returns of metrics alone: the metrics, and the kind of pairs of their joined states."""
+
+    metrics: Sequence[tf.keras.metrics.Metric]
+    kind: type[KerasSums]
+
+
 class OwnSteps:
     """Runs a model's own `train_step` and `test_step`, and Keras's where it overrides one alone.
 
@@ -92,6 +99,7 @@ class OwnSteps:
         self._applied: dict[int, _Applied] = {}
         self._metrics = keras_compile.NotedMetrics()
         self._sums: dict[tf.keras.metrics.Metric, KerasMetric] = {}
+        self._results: dict[str, dict[str, _Result]] = {}  # by method, as it was traced last, and name
         self.optimizers: dict[str, KerasOptimizer] = {}
         self.loss_scales: dict[str, DynamicLossScale] = {}
 
@@ -141,7 +149,10 @@ class OwnSteps:
 
     def _trace(self, method: str, apply: Callable[..., None]) -> None:
         """Traces a step on each replica, and forgets the trace."""
-        specs = form.values(form.element_spec(self._trainer.run_context.example))
+        context, example = self._trainer.run_context, self._trainer.run_context.example
+        if method == "test_step" and context.eval_example is not None:
+            example = context.eval_example
+        specs = form.values(form.element_spec(example))
         strategy, zero = tf.distribute.get_strategy(), tf.constant(0, tf.int64)
 
         def step(*batch) -> None:
@@ -154,11 +165,14 @@ class OwnSteps:
             with variables_outside_function():
                 strategy.run(step, batch)
 
-        function = tf.function(trace, autograph=False)
-        arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec), specs)
-        traced = function.get_concrete_function(*(arguments if isinstance(specs, tuple) else (arguments,)))
+        def traced(size: int | None) -> tf.types.experimental.ConcreteFunction:
+            arguments = tf.nest.map_structure(lambda spec: spec and form.batch_spec(spec, size), specs)
+            arguments = arguments if isinstance(specs, tuple) else (arguments,)
+            return tf.function(trace, autograph=False).get_concrete_function(*arguments)
+
+        traced_step = keras.traced_for_some_size(traced)
         if method == "train_step" and strategy.num_replicas_in_sync > 1:
-            self._warn_of_local_batches(traced.graph)
+            self._warn_of_local_batches(traced_step.graph)
 
     def _warn_of_local_batches(self, graph: tf.Graph) -> None:
         """Warns if the step relates a batch's examples to each other: it gets those of a local batch alone."""
@@ -286,7 +300,8 @@ class OwnSteps:
 
     def _pairs(self, method: str, batch, step: _Step, apply: Callable[..., None]) -> dict[str, Pair]:
         """Calls a step; what it returns becomes pairs that add up over replicas and batches."""
-        owner = f"{self._name}.{method}"
+        is_step = keras.overrides(self._model, method) or not keras.overrides(self._model, "compute_metrics")
+        owner = f"{self._name}.{method if is_step else 'compute_metrics'}"
         with self._metrics.noting() as notes:
             returned = self._call(method, batch, apply)
         if not isinstance(returned, Mapping):
@@ -294,24 +309,53 @@ class OwnSteps:
                 f"{owner} returned a {type(returned).__name__}; return numbers by name, such as metrics' results"
             )
         states = {metric: self._state(metric, updates, step) for metric, updates in notes.updates.items()}
+        values = _flat(returned)
+        if not tf.executing_eagerly():  # a step that is executed op by op was traced before
+            self._results[method] = self._find_results(values, notes.results, owner)
         pairs: dict[str, Pair] = {}
-        for name, value in _flat(returned).items():
-            found = _find_result(value, notes.results)
-            if found is None:
-                number = self._number(value, notes.results, f"{owner}: {name!r}")
-                pairs[name] = Mean(number * step.examples, step.examples)
+        for name, value in values.items():
+            if result := self._results[method].get(name):
+                parts = [states.get(metric) or self._sums[metric].nothing() for metric in result.metrics]
+                pairs[name] = result.kind(*(tf.concat(part, 0) for part in zip(*parts, strict=True)))
             else:
-                _, metric, key = found
-                state, sums = states.get(metric), self._sums[metric]
-                kind = sums.kind(functools.partial(_at, key))
-                pairs[name] = kind(*(sums.nothing() if state is None else state))
-        for tensor, metric, _ in notes.results:
-            if used := {op.type for op in tensor.consumers()}.difference(_PASSED_ON):
-                raise UsageError(
-                    f"{owner} computes with the result of the metric {metric.name} ({min(used)}), which is that of an "
-                    "epoch and known between calls; keep what the step needs in a variable of the model"
-                )
+                pairs[name] = Mean(_number(value, f"{owner}: {name!r}") * step.examples, step.examples)
         return {name: weighed_by(pair, None, has_weights=True) for name, pair in pairs.items()}
+
+    def _find_results(self, values: Mapping[str, Any], noted: Sequence[tuple], owner: str) -> dict[str, _Result]:
+        """Finds which of the values that a step returns are metrics' results, or computed from these alone."""
+        results, computed = {}, list[tf.Tensor]()
+        variables = [(metric, number) for metric in self._sums for number in range(len(metric.variables))]
+        handles = [tf_variable(metric.variables[number]).handle for metric, number in variables]
+        for name, value in values.items():
+            if found := _find_result(value, noted):
+                _, metric, key = found
+                results[name] = _Result([metric], self._sums[metric].kind(functools.partial(_at, key)))
+                continue
+            try:
+                computation = graphs.computation(_number(value, f"{owner}: {name!r}"), handles)
+            except UsageError as error:
+                names = ", ".join(sorted({metric.name for _, metric, _ in noted}))
+                raise UsageError(
+                    f"{owner}: {name!r} is computed from results of metrics ({names}), which are those of an epoch, "
+                    f"and from the batch, another variable or a tf.function ({error}); compute it from metrics' "
+                    "results alone"
+                ) from error
+            if computation:
+                used = [variables[number] for number in computation.variables]
+                metrics = [*dict.fromkeys(metric for metric, _ in used)]
+                joined = [(metric, number) for metric in metrics for number in range(len(metric.variables))]
+                places = [joined.index(one) for one in used]
+                results[name] = _Result(metrics, joined_kind(metrics, functools.partial(_from, computation, places)))
+                computed += computation.outputs
+        on_the_way = {output.op.name for output in computed}
+        for tensor in [*(tensor for tensor, *_ in noted), *computed]:
+            others = {op.type for op in tensor.consumers() if op.name not in on_the_way}
+            if used_by := others.difference(_PASSED_ON):
+                raise UsageError(
+                    f"{owner} computes with the result of a metric ({min(used_by)}), which is that of an epoch and "
+                    "known between calls; keep what the step needs in a variable of the model"
+                )
+        return results
 
     def _state(self, metric, updates: Sequence[tuple], step: _Step) -> KerasSums:
         """Adds up what the updates of a metric with a batch, or with this replica's local batch, contribute."""
@@ -326,22 +370,21 @@ class OwnSteps:
             states.append(state)
         return type(states[0])(*(tf.add_n(parts) for parts in zip(*states, strict=True)))
 
-    def _number(self, value, results: Sequence[tuple], owner: str) -> tf.Tensor:
-        """Converts a value that is no metric's to a scalar float32."""
-        try:
-            number = tf.cast(tf.convert_to_tensor(value), tf.float32)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"{owner} is a {type(value).__name__}; return a number") from error
-        if number.shape.rank != 0:
-            raise UsageError(f"{owner} has the shape {number.shape}; return one number, such as its mean")
-        known = [tensor for tensor, *_ in results if tensor.graph is number.graph]
-        if known and graphs.dependence(number, known) != graphs.FREE:
-            names = ", ".join(sorted({metric.name for _, metric, _ in results}))
-            raise UsageError(
-                f"{owner} is computed from results of metrics ({names}), which are those of an epoch; return each "
-                "metric's result() as it is"
-            )
-        return number
+
+def _number(value, owner: str) -> tf.Tensor:
+    """Converts a value that a step returns to a scalar float32."""
+    try:
+        number = tf.cast(tf.convert_to_tensor(value), tf.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{owner} is a {type(value).__name__}; return a number") from error
+    if number.shape.rank != 0:
+        raise UsageError(f"{owner} has the shape {number.shape}; return one number, such as its mean")
+    return number
+
+
+def _from(computation: graphs.Computation, places: Sequence[int], *state: tf.Tensor) -> tf.Tensor:
+    """Computes a value from some of the variables of a state."""
+    return computation.compute(*(state[place] for place in places))
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:

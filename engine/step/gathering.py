@@ -95,7 +95,8 @@ def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
     gathered: dict[int, tf.Tensor] = {}
     for dtype, indices in kinds.items():
         cast = [tf.cast(tensors[index], dtype) for index in indices]
-        shapes = [tf.shape(x)[1:] if None in x.shape[1:] else x.shape[1:] for x in cast]  # of padded sequences, by batch
+        # Sequences that are padded have another length in each batch.
+        shapes = [tf.shape(x)[1:] if None in x.shape[1:] else x.shape[1:] for x in cast]
         sizes = [tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape) for shape in shapes]
         flat = [tf.reshape(x, [tf.shape(x)[0], size]) for x, size in zip(cast, sizes, strict=True)]
         rows, _ = gather(trainer, tf.concat(flat, 1))

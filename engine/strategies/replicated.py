@@ -210,7 +210,8 @@ class Replicated(Strategy):
 
             # Keras traces each step so. Replicas' shards and parallel micro-batches are of sizes that a trace knows.
             takes_any = getattr(state.trainer, "evaluates_any_size", False)
-            feed.any_size = takes_any and step == "eval" and replicas == self.parallel_micro_batches == 1
+            takes_any &= step == "eval" and replicas == self.parallel_micro_batches == 1
+            feed.any_size |= takes_any
             checks = StepChecks(state, runner, trains=False, replicas=replicas)
             return self._inner_loop(evaluate, feed, returns_rows=returns_rows, checks=checks)
 

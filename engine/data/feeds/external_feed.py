@@ -51,12 +51,14 @@ class ExternalFeed(Feed):
 
     order: ExternalOrder
     _next_step: int
+    _batch_size: int  # of the present call
     _most_steps: int
     _epoch_order: tuple[int, np.ndarray]
 
     def __init__(self, num_replicas: int, mesh: Mesh):
         self._mesh = mesh
         self._num_replicas = num_replicas
+        self._shared = {"any_size": True}  # by the feeds of all calls
         self.split: Any = None
         self._iterator: Iterator | None = None
         self._left: weakref.WeakKeyDictionary[Stream, Iterator] = weakref.WeakKeyDictionary()  # by earlier calls
@@ -121,14 +123,24 @@ class ExternalFeed(Feed):
             indices = self._epoch(epoch)[first : first + steps * self.order.batch_size]
             examples, batch_size = self._read(indices, epoch), len(indices) // steps
             self._next_step = step + steps
+        self._batch_size = batch_size
         return CallInput((examples, tf.constant(batch_size, tf.int64)), 0, steps)
+
+    @property
+    def any_size(self) -> bool:  # type: ignore[override]
+        return self._shared["any_size"]
+
+    @any_size.setter
+    def any_size(self, value: bool) -> None:
+        self._shared["any_size"] = value
 
     def traced(self, operands) -> Any:
         examples, batch_size = operands
-        specs = tf.nest.map_structure(
-            lambda x, spec: tf.TensorSpec([None, *spec.shape], x.dtype), examples, self.split.element_spec
-        )
-        return specs, batch_size
+
+        def batch_spec(x, spec) -> tf.TensorSpec:
+            return tf.TensorSpec([None if self.any_size else x.shape[0], *spec.shape], x.dtype)
+
+        return tf.nest.map_structure(batch_spec, examples, self.split.element_spec), batch_size
 
     def batch_number(self, step: tf.Tensor) -> tf.Tensor:
         return step  # programs take any number of steps, and evaluations begin at 0
@@ -136,14 +148,19 @@ class ExternalFeed(Feed):
     def next_operands(self, operands, offset: tf.Tensor):
         examples, batch_size = operands
         first = tf.cast(offset, tf.int64) * batch_size
-        return (tf.nest.map_structure(lambda x: x[first : first + batch_size], examples),)
+        batch = tf.nest.map_structure(lambda x: x[first : first + batch_size], examples)
+        if self.any_size:
+            return (batch,)
+        return (tf.nest.map_structure(lambda x: tf.ensure_shape(x, [self._batch_size, *x.shape[1:]]), batch),)
 
     def batch(self, batch):
         shards = self._shards // self.order.parts  # of what this process has read
         if shards == 1:
             return batch
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
-            start, stop = replica_range(tf.shape(tf.nest.flatten(batch)[0])[0], self._mesh.data.rank % shards, shards)
+            first = tf.nest.flatten(batch)[0]
+            size = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+            start, stop = replica_range(size, self._mesh.data.rank % shards, shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     @property

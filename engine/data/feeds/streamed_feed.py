@@ -151,7 +151,9 @@ class StreamedFeed(Feed):
         shard_range = even_range if self.part.by_file else replica_range
         number = self._mesh.data.rank - self._first_shard
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
-            start, stop = shard_range(tf.shape(tf.nest.flatten(batch)[0])[0], number, self._num_shards)
+            first = tf.nest.flatten(batch)[0]
+            size = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
+            start, stop = shard_range(size, number, self._num_shards)
             return tf.nest.map_structure(lambda x: x[start:stop], batch)
 
     def close(self) -> None:
@@ -343,7 +345,9 @@ class StreamedFeed(Feed):
         if stream.buckets is not None:
             batches = in_windows(examples, stream.buckets, order.batch_size, order.seed, epoch)
         else:
-            batches = batched(stream, examples, order.local_batch_size, order.drop_remainder)
+            # Where all batches have one size, it is known as a step is traced.
+            is_whole = order.has_epochs and not (order.remainder or self.part.by_file)
+            batches = batched(stream, examples, order.local_batch_size, order.drop_remainder or is_whole)
             shards = self._num_shards * len(self.part.counts)
             batches = batches.map(functools.partial(_check_rows, shards)) if stream.by_batch and shards > 1 else batches
         return replay.note_first(epoch, batches) if replay else batches

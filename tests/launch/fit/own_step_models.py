@@ -123,12 +123,16 @@ class Vae(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         for tracker, loss in zip(self.trackers, losses, strict=True):
             tracker.update_state(loss)
-        return {"loss": self.trackers[0].result(), **{t.name: t.result() for t in self.trackers[1:]}}
+        return {**self.results(), **{t.name: t.result() for t in self.trackers[1:]}}
+
+    def results(self):
+        loss, _, kl = self.trackers
+        return {"loss": loss.result(), "share": kl.total / loss.total, "perplexity": keras.ops.exp(loss.result())}
 
     def test_step(self, data):
         for tracker, loss in zip(self.trackers, self.losses_of(data), strict=True):
             tracker.update_state(loss, sample_weight=tf.shape(data)[0])
-        return {"loss": self.trackers[0].result()}
+        return self.results()
 
 
 def vae(scale=0.0):
@@ -255,7 +259,7 @@ class Measured(keras.Sequential):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         results = super().compute_metrics(x, y, y_pred, sample_weight)
         self.largest.update_state(keras.ops.max(keras.ops.abs(y - y_pred), -1))
-        return {**results, "largest": self.largest.result()}
+        return {**results, "largest": self.largest.result(), "shape": results["mae"] / self.largest.result()}
 
 
 def measured():

@@ -492,3 +492,28 @@ def test_one_hot_labels_may_be_bool():
     assert_same_weights(ours, theirs)
     for name, values in expected.items():
         np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("axis", [None, -1])
+def test_labels_that_replicas_gather_are_squeezed_along_an_axis(axis):
+    def of_kinds(y_true, y_pred):
+        kinds = keras.ops.squeeze(y_true, axis)
+        assert len(kinds.shape) == 1
+        alike = keras.ops.cast(keras.ops.equal(kinds[:, None], kinds[None]), "float32")
+        return keras.ops.mean(alike * keras.ops.matmul(y_pred, keras.ops.transpose(y_pred)))
+
+    def made():
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), of_kinds)
+        return model
+
+    theirs, labels = made(), KINDS[:, None]
+    theirs.fit(X, labels, **HOW)
+    if axis is None:
+        assert_same_weights(fit(made(), X, labels, **HOW).model, theirs)
+        with pytest.raises(
+            UsageError, match=r"of all replicas' examples, whose number is not known .* squeeze its axis"
+        ):
+            fit(made, X, labels, **HOW, **TWO)
+    else:
+        assert_same_weights(fit(made, X, labels, **HOW, **TWO).model, theirs)

@@ -201,9 +201,20 @@ def decides(model, x, y):
 
 
 def of_results(model, x, y):
-    update(model, x, y)
+    loss = update(model, x, y)
     model.mean.update_state(y)
-    return {"twice": 2 * model.mean.result()}
+    return {"product": loss * model.mean.result()}
+
+
+class OfBatch(keras.Sequential):
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        return {"sum": super().compute_metrics(x, y, y_pred)["loss"] + keras.ops.mean(y)}
+
+
+def of_batch():
+    made = OfBatch([keras.Input([6]), keras.layers.Dense(2)])
+    made.compile("sgd", "mse")
+    return made
 
 
 def by_results(model, x, y):
@@ -253,8 +264,13 @@ REFUSED = {
     "if": (lambda: other(decides), {}, "train_step can't be compiled.*functions of tensors"),
     "list": (lambda: other(lambda model, x, y: [update(model, x, y)]), {}, "returned a list; return numbers by name"),
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
-    "sum of results": (lambda: with_metrics(of_results), {}, "computed from results of metrics .mean.*as it is"),
-    "use of results": (lambda: with_metrics(by_results), {}, "computes with the result of the metric mean .Mul"),
+    "product of results": (
+        lambda: with_metrics(of_results),
+        {},
+        "train_step: 'product' is computed from results of metrics .mean.*, and from the batch.*from metrics' results",
+    ),
+    "compute_metrics": (of_batch, {}, "OfBatch.compute_metrics: 'sum' is computed from results of metrics"),
+    "use of results": (lambda: with_metrics(by_results), {}, "computes with the result of a metric .Mul"),
     "reset": (lambda: with_metrics(resets), {}, "resets the metric mean, whose result is that of an epoch; return"),
     "accumulation": (
         lambda: guide(keras.optimizers.SGD(gradient_accumulation_steps=2)),
@@ -355,6 +371,111 @@ def test_a_gradient_whose_shape_is_unknown_has_that_of_its_variable():
     assert run.history.history["mean"] == [1.0] * 3
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [vae, measured])
+def test_a_step_that_is_executed_op_by_op_has_the_results_of_its_metrics(make):
+    def eager():
+        made = make()
+        made.run_eagerly = True
+        return made
+
+    data = (X,) if make is vae else (X, Y)
+    how = {"validation_data": tuple(part[:17] for part in data), "epochs": 2}
+    theirs, expected, _ = trained(keras.Model.fit, make, data, **how)
+    mine, history, _ = trained(fit, eager, data, **how)
+    for ours, other in zip(mine.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-6)
+    assert_same_metrics("eager", history, expected, 1e-5)
+
+
+class Sized(keras.Sequential):
+    """Computes with the size of a batch as with a number."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.sum(keras.ops.square(self(x) - y)) / np.full(2, x.shape[0]).sum()
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+        return {"loss": loss}
+
+    def predict_step(self, x):
+        return self(x) + np.zeros([x.shape[0], 2])
+
+
+@pytest.mark.parametrize("how", [{}, ON_TWO], ids=["one device", "two replicas"])
+def test_a_step_may_compute_with_the_size_of_its_batch(how):
+    def sized():
+        keras.utils.set_random_seed(1)
+        made = Sized([keras.Input([6]), keras.layers.Dense(2)])
+        made.compile("sgd")
+        return made
+
+    def batches():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+
+    theirs = sized()
+    theirs.fit(batches(), epochs=2, verbose=0)
+    run = fit(sized, batches, epochs=2, verbose=0, **how)
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
+    for _ in range(2):
+        np.testing.assert_allclose(run.predict(X[:17]), theirs(X[:17]), rtol=1e-4, atol=1e-6)
+
+
+class Judge(keras.losses.Loss):
+    """Compares features of a network of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input([2]), keras.layers.Dense(3)])
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(self.net(y_true) - self.net(y_pred)), -1)
+
+
+class Consistent(keras.Model):
+    """Trains on pairs, is tested on examples, and has no loss of that name."""
+
+    def __init__(self, judge):
+        super().__init__()
+        self.net = keras.Sequential([keras.Input([6]), keras.layers.Dense(2, kernel_initializer="ones")])
+        self.judge, self.total = judge, keras.metrics.Mean(name="total")
+
+    def train_step(self, data):
+        (clean, _), (noisy, y) = data
+        with tf.GradientTape() as tape:
+            loss = self.judge(self.net(clean), self.net(noisy)) + keras.ops.mean(keras.ops.abs(self.net(noisy) - y))
+        self.optimizer.apply(tape.gradient(loss, self.net.trainable_weights), self.net.trainable_weights)
+        self.total.update_state(loss)
+        return {"total": self.total.result()}
+
+    def test_step(self, data):
+        x, y = data
+        self.total.update_state(keras.ops.mean(keras.ops.abs(self.net(x) - y)))
+        return {"total": self.total.result()}
+
+
+def test_steps_may_take_data_of_two_forms_and_a_loss_may_have_a_network(tmp_path, caplog):
+    def consistent():
+        made = Consistent(Judge())
+        made.compile("sgd")
+        return made
+
+    validation = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24])).batch(12)
+    pairs = tf.data.Dataset.zip((validation, tf.data.Dataset.from_tensor_slices((X[:24] + 0.1, Y[:24])).batch(12)))
+    theirs, ours, resumed = consistent(), consistent(), consistent()
+    ours.judge.net.set_weights(theirs.judge.net.get_weights())
+    how = {"validation_data": validation, "verbose": 0}
+    expected = theirs.fit(pairs, epochs=2, **how).history
+    run = fit(ours, pairs, epochs=2, run_dir=tmp_path, **how)
+    assert run.history.history == {name: pytest.approx(values, rel=1e-6) for name, values in expected.items()}
+    assert "best" not in run.result
+    fit(resumed, pairs, epochs=3, run_dir=tmp_path, **how)
+    for restored, other in zip(resumed.judge.net.get_weights(), theirs.judge.net.get_weights(), strict=True):
+        np.testing.assert_array_equal(restored, other)
+    with pytest.raises(UsageError, match="monitor=eval_loss is not measured in this run; use one of eval_total"):
+        fit(consistent(), pairs, epochs=2, restore_best=True, monitor="eval_loss", **how)
 
 
 class Contrasting(keras.Sequential):
