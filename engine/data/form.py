@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ..errors import UsageError
 from .arrays import Mapped
 from .source import Source, Spec, Split
 from .streamed import Stream
@@ -38,6 +39,22 @@ class Fields(NamedTuple):
         for name, component in self._asdict().items():
             if component is not None:
                 yield from _named(name, component)
+
+
+def field_names(example) -> set[str]:
+    """Returns the names of an example's or a batch's features and labels; weights may be in any."""
+    return {name for name, _ in fields(example)._replace(weights=None).named()}
+
+
+def check_same_fields(train, evaluation) -> None:
+    """Raises `UsageError` unless two examples, or batches, have fields of equal names."""
+    trained, evaluated = map(field_names, (train, evaluation))
+    for one, name, other, other_name in ((trained, "train", evaluated, "eval"), (evaluated, "eval", trained, "train")):
+        if only := sorted(one - other):
+            raise UsageError(
+                f"the {name} data has {only[0]}, and the {other_name} data has {', '.join(sorted(other))}; give both "
+                "in one form"
+            )
 
 
 class Padded(NamedTuple):

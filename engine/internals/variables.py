@@ -162,7 +162,7 @@ def tracked(owner: Any, kind: type | tuple[type, ...], also_in: tuple[type, ...]
     """Finds the objects of a kind among an object's attributes, at any depth.
 
     Searches lists, tuples, dictionaries, Keras's metrics, modules, except the engine's own, such as optimizers, and
-    objects of the classes `also_in`.
+    objects of the classes `also_in`, with the variables of layers in these.
 
     Returns:
       Each object once, by its path ("towers.left.0"), with attributes in the order of their names.
@@ -170,15 +170,18 @@ def tracked(owner: Any, kind: type | tuple[type, ...], also_in: tuple[type, ...]
     by_path: dict[str, Any] = {}
     seen = {id(owner)}
 
-    def visit(path: str, value) -> None:
+    def visit(path: str, value, is_within: bool = False) -> None:
         if id(value) in seen:
             return
         seen.add(id(value))
         if isinstance(value, kind):
             by_path[path] = value
             return
-        for name, item in _attributes(value) if isinstance(value, also_in) else items(value):
-            visit(f"{path}.{name}", item)
+        inner = _attributes(value) if isinstance(value, also_in) else items(value)
+        if is_within and isinstance(value, tf.keras.layers.Layer):
+            inner = enumerate(value.variables)
+        for name, item in inner:
+            visit(f"{path}.{name}", item, is_within or isinstance(value, also_in))
 
     for name, value in _attributes(owner):
         visit(name, value)
@@ -188,6 +191,7 @@ def tracked(owner: Any, kind: type | tuple[type, ...], also_in: tuple[type, ...]
 def tracked_variables(owner: Any) -> dict[str, Any]:
     """Finds the variables among an object's attributes, also in Keras's losses, constraints and regularizers.
 
+    Of layers only those in such objects: Keras lists the others.
     As `tracked`, but for variables of metrics.
     """
     found = tracked(owner, (*VARIABLES, tf.keras.metrics.Metric), _KERAS_OBJECTS)

@@ -147,6 +147,7 @@ class RunContext:
         `load_initial(path, model)`, the path being that of the trainer's attribute.
       reports_loss: whether its step has to return a loss.
       saved_places: the places of variables that checkpoints have, for messages.
+      eval_example: as `example`, of the evaluation data; None if there is none.
     """
 
     options: StepOptions = StepOptions()
@@ -159,6 +160,7 @@ class RunContext:
     load_initial: Callable[[str, Any], None] = lambda path, model: None
     reports_loss: bool = True
     saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
+    eval_example: Any = None
 
     @property
     def only_predicts(self) -> bool:

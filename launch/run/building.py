@@ -206,7 +206,9 @@ def build_state(
     num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
-    context = dataclasses.replace(context, load_initial=weights.initial_loader(config.init_from))
+    eval_example = form.example(run_inputs.splits["eval"]) if "eval" in run_inputs.splits else None
+    load_initial = weights.initial_loader(config.init_from)
+    context = dataclasses.replace(context, load_initial=load_initial, eval_example=eval_example)
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context

@@ -20,7 +20,7 @@ from ...engine.errors import LostPeerError, counted
 from ...engine.health.watchdog import end_process
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
-from ...engine.hooks.saving import Best, BestWeights
+from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
 from ...engine.inventory import Inventory
 from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.loop import Loop
@@ -241,6 +241,12 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
     kinds, monitors = kinds_by_name(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
     named = run.config.monitored
     has_all = kinds and named.source == "eval" and not computes_metrics(run.trainer)
+    is_default = named.metric == "loss" and all(isinstance(hook, BestCheckpoint) for hook in monitors)
+    if has_all and is_default and named.find(kinds) is None and not run.config.restore_best:
+        measured_names = ", ".join(f"eval_{name}" for name in sorted(kinds))
+        run.log(f"monitored: nothing, since there is no eval_loss; monitor= keeps the best by one of {measured_names}")
+        run.hooks[:] = [hook for hook in run.hooks if hook not in monitors]
+        monitors = []
     if has_all and named.metric != "loss" and named.find(kinds) is None:  # a slip, even if no hook monitors it
         raise named.not_measured(kinds)
     for hook in monitors:

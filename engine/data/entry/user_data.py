@@ -53,7 +53,8 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
                 "its own; leave it out, or return the training data alone"
             )
         evaluation = _evaluation(data.evaluation, rules, notes)
-        _check_same_fields(train, evaluation, rules)
+        if not weighs_outputs:  # else the model's own steps may take different forms: its trainer decides
+            form.check_same_fields(train.element_spec, evaluation.element_spec)
         _warn_of_shared_shuffle(train, evaluation)
     elif validation_split:
         train, evaluation = views.divided(train, validation_split)
@@ -205,23 +206,6 @@ def _unwrap(name: str, data: Any) -> Any:
             kind = type(first).__name__
             raise UsageError(f"the {name} data is a {kind}, which comes with all of an example; leave its {field} out")
     return first
-
-
-def _check_same_fields(train: Split, evaluation: Split, rules: Rules) -> None:
-    """Checks that both or neither have labels, and the same features by name; weights may be in either."""
-
-    def names(split: Split) -> set[str]:
-        spec = split.element_spec
-        spec = form.values(spec) if rules.weighs_outputs else spec
-        return {name for name, _ in fields(spec)._replace(weights=None).named()}
-
-    trained, evaluated = names(train), names(evaluation)
-    for one, name, other, other_name in ((trained, "train", evaluated, "eval"), (evaluated, "eval", trained, "train")):
-        if only := sorted(one - other):
-            raise UsageError(
-                f"the {name} data has {only[0]}, and the {other_name} data has {', '.join(sorted(other))}; give both "
-                "in one form"
-            )
 
 
 def _with_look_up(split: Source | Stream, rules: Rules) -> Source | Stream:

@@ -29,7 +29,11 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
     """
     train: Any = run.splits.get("train")
     if not (trains and isinstance(train, Combined)):
-        return _checked(run, data, run.example)
+        run_example = run.example
+        if not trains and "eval" in run.splits:  # which a model's own step may take in another form
+            evaluated = form.example(run.splits["eval"])
+            run_example = run_example if form.field_names(evaluated) == form.field_names(run_example) else evaluated
+        return _checked(run, data, run_example)
     if not isinstance(data, dict) or data.keys() != train.members.keys():
         raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(train.members)}")
     return train.mapped(lambda name, member: _checked(run, data[name], form.example(member)))
