@@ -37,7 +37,7 @@ _OBJECTS = (
     tf.keras.random.SeedGenerator,
 )
 # Larger arrays, collections and attributes are compared by their identity, since that is done before each call.
-_CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 2000
+_CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
 _LEFT_OUT = (
     f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
     "go on with the former, without a line"

@@ -136,7 +136,7 @@ def test_a_tensor_that_each_call_sets_again_is_no_change_and_too_many_values_are
         made = bench(Caching(), DATA, 4)
         made.run(1)
     trainer, lines = made.trainer, [x.getMessage() for x in caplog.records if "too many to compare" in x.getMessage()]
-    assert [line.split(",")[0] for line in lines] == ["Caching.many has more than 2"]
+    assert [line.split(",")[0] for line in lines] == ["Caching.many has more than 1"]
     trainer.loss(tf.ones([2, 1]), (None, tf.ones([2])))  # between two calls, in the program
     trainer.cache.other = tf.constant(1.0)
     trainer.many[0][0] = 2
