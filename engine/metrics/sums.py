@@ -219,7 +219,8 @@ class Sums(LazyMerge[Mapping[str, "_Sum | Pair"]]):
         sums = {}
         for name, (kind, *numbers) in (values or {}).items():
             total, count, *errors = (np.array(x) if isinstance(x, list) else x for x in numbers)
-            sums[name] = _Sum(_KINDS[kind](total, count), (errors[0], errors[1]) if errors else (0.0, 0.0))
+            made = KerasSums.known(errors.pop()["value"]) if errors and isinstance(errors[-1], dict) else _KINDS[kind]
+            sums[name] = _Sum(made(total, count), (errors[0], errors[1]) if errors else (0.0, 0.0))
         super().__init__(sums or None)
 
     def values(self) -> dict[str, Pair]:
@@ -227,12 +228,17 @@ class Sums(LazyMerge[Mapping[str, "_Sum | Pair"]]):
         return {name: _with_error(result).pair for name, result in self._read({}).items()}
 
     def host_state(self) -> dict[str, list]:
-        """Returns a JSON value: each pair's kind, total, count, and their errors if any is not 0. Waits as `values`."""
+        """Returns a JSON value: each pair's kind, total, count, and their errors if any is not 0. Waits as `values`.
+
+        Last also the value of a Keras metric, which only a step that is traced knows how to compute.
+        """
         state = {}
         for name, (pair, error) in ((name, _with_error(result)) for name, result in self._read({}).items()):
             kind = next(key for key, kind in _KINDS.items() if isinstance(pair, kind))
             numbers = [*pair, *error] if any(map(np.any, error)) else pair
             state[name] = [kind, *(x.tolist() if isinstance(x, np.ndarray) else x for x in numbers)]
+            if isinstance(pair, KerasSums) and type(pair) is not KerasSums:
+                state[name].append({"value": pair.value()})
         return state
 
     def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Mean, mean
 from crankshaft.engine import logging
+from crankshaft.engine.hooks import every_steps
 from tests.launch.fit.test_fit import TWO
 from tests.launch.line import RUN, Line, data
 
@@ -518,6 +522,54 @@ def test_a_resumed_run_neither_skips_nor_repeats_a_callback(tmp_path, fails):
     np.testing.assert_allclose(run.history.history["rate"], [0.2, 0.1, 0.05, 0.025])
     again = [11, 12] if fails else []
     assert batch_steps(tmp_path / "board") == [*range(1, 13), *again, *range(13, 21)]
+
+
+_PLACES = ["hook", "on_epoch_begin", "on_test_begin", "on_test_batch_end", "on_test_end", "on_epoch_end"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", _PLACES)
+def test_a_stop_at_any_moment_of_an_epoch_leaves_the_history_of_an_undisturbed_run(tmp_path, place):
+    """At each step, in each evaluation, at its end; and again as the resumed run comes there."""
+
+    def fit(run_dir=None, stop=lambda *_: None):
+        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile("sgd", "mse", metrics=["mae"])
+        callback = type("Stopping", (callbacks.Callback,), {} if place == "hook" else {place: stop})()
+        return crankshaft.fit(
+            *(model, POINTS[:24], LABELS[:24]),
+            batch_size=8,
+            epochs=2,
+            validation_data=(POINTS[24:], LABELS[24:]),
+            verbose=0,
+            jit="off",
+            callbacks=[callback],
+            hooks=[every_steps(1, stop)] if place == "hook" else [],
+            run_dir=run_dir,
+        )
+
+    expected, stops = fit(), 0
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # which a run that it has ended raises again
+    try:
+        for at in itertools.count():
+            calls: list[int] = []
+
+            def stop(*_, calls=calls, at=at, **__):
+                calls.append(at)
+                if len(calls) - at in (1, 2):
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            run = fit(tmp_path / str(at), stop)
+            if len(calls) <= at:
+                break
+            while run.result["stop"] == "SIGTERM":
+                stops, run = stops + 1, fit(tmp_path / str(at), stop)
+            assert run.history.history == expected.history.history
+            for name in ("eval_loss", "eval_mae"):
+                assert run.history.column(name) == expected.history.column(name)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert stops >= 2
 
 
 @tf.keras.utils.register_keras_serializable()
