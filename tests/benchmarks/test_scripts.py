@@ -39,6 +39,7 @@ SMALLEST = {
     "parts": [f"--part=all {MLP}"],
     "plan_simulation": ["--workers=1,2"],
     "plan_validation": ["--cases=mlp:one_device,mlp:two_workers"],
+    "programs": ["--seeds=0:2 --relations=oracle,replicas"],
     "reading": ["--rows=records,text,mlp --turns=1"],
     "recovery": ["--rounds=1 --kills=1", "--starts=1"],
     "route": [f"--start=InnerLoop.__call__ --number=2 train {MLP} --train_steps=2 --steps_per_loop=1"],

@@ -1,0 +1,198 @@
+"""Runs scripts of programs in processes that are forked from one that has imported TensorFlow, before it has devices.
+
+`python -m benchmarks.programs.children [crankshaft]` is that process: it reads a job per line, forks, and answers each
+with a line. So each program begins as a new process would, a crash or a hang ends one, and nothing stays of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+_POLL_SECONDS = 0.01
+
+
+class Outcome(NamedTuple):
+    """What a side has come to: its values, or the line by which it was refused or failed.
+
+    Attributes:
+      kind: "values", "refused" (a `UsageError`), "failed" (any other exception), "crashed" or "hung".
+      line: the error's last line.
+      values: arrays by name.
+    """
+
+    kind: str
+    line: str
+    values: dict[str, np.ndarray]
+
+
+class Children:
+    """Two processes from which sides are forked, with crankshaft and without it, started when they are needed.
+
+    Args:
+      folder: for scripts and values.
+      timeout_seconds: of a side.
+    """
+
+    def __init__(self, folder: Path, timeout_seconds: float):
+        self._folder, self._timeout_seconds = folder, timeout_seconds
+        self._templates: dict[bool, subprocess.Popen] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def run(self, script: str, how: dict[str, Any]) -> Outcome:
+        """Runs one side of a program's script."""
+        with self._lock:
+            self._count += 1
+            path = self._folder / f"program_{self._count}.py"
+        path.write_text(script, encoding="utf-8")
+        if "processes" in how:
+            done = self._run_cluster(path, how)
+        else:
+            template = self._template(not how.get("oracle"))
+            job = {"path": str(path), "how": how, "timeout_seconds": self._timeout_seconds}
+            template.stdin.write(json.dumps(job) + "\n")
+            template.stdin.flush()
+            if not (answer := template.stdout.readline()):
+                raise RuntimeError("a process from which programs are forked has ended")
+            done = json.loads(answer)
+        values = {}
+        if done["kind"] == "values":
+            with np.load(path.with_suffix(".npz")) as file:
+                values = dict(file)
+        for each in (path, path.with_suffix(".npz"), path.with_suffix(".json")):
+            each.unlink(missing_ok=True)
+        return Outcome(done["kind"], done["line"], values)
+
+    def _template(self, has_crankshaft: bool) -> subprocess.Popen:
+        if has_crankshaft not in self._templates:
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.programs.children",
+                *(["crankshaft"] if has_crankshaft else []),
+            ]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            # What programs leave in temporary files goes with the folder.
+            environment = {**os.environ, "TMPDIR": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
+            self._templates[has_crankshaft] = subprocess.Popen(
+                command, cwd=ROOT, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"}, **pipes
+            )
+        return self._templates[has_crankshaft]
+
+    def _run_cluster(self, path: Path, how: dict[str, Any]) -> dict:
+        """Runs a side as a job of several processes; the chief writes the values."""
+        rest = {name: value for name, value in how.items() if name != "processes"}
+        path.write_text(path.read_text("utf-8") + _CLUSTER_MAIN.format(how=rest, path=str(path)), encoding="utf-8")
+        command = [sys.executable, "-m", "crankshaft", "local", *how["processes"], "--", str(path)]
+        environment = {**os.environ, "TMPDIR": str(self._folder)}
+        job = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self._folder
+        )
+        try:
+            output = job.communicate(timeout=self._timeout_seconds + 60)[0]
+        except subprocess.TimeoutExpired:
+            job.terminate()
+            job.communicate()
+            return {"kind": "hung", "line": f"after {self._timeout_seconds + 60} s"}
+        answer = path.with_suffix(".json")
+        if answer.exists():
+            return json.loads(answer.read_text("utf-8"))
+        return {"kind": "crashed", "line": output.strip().rpartition("\n")[2]}
+
+    def close(self) -> None:
+        for template in self._templates.values():
+            template.stdin.close()
+            template.wait()
+
+
+_CLUSTER_MAIN = """
+
+import os
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.programs.children import write_values
+write_values(values, {how!r}, {path!r})
+""".replace("{str(ROOT)!r}", repr(str(ROOT)))
+
+
+def write_values(values: Any, how: dict[str, Any], path: str) -> None:
+    """Calls a script's `values`, and writes what it returns, or the error's last line, beside the script."""
+    answer, target = {"kind": "values", "line": ""}, Path(path)
+    try:
+        np.savez(target.with_suffix(".new.npz"), **values(**how))
+        os.replace(target.with_suffix(".new.npz"), target.with_suffix(".npz"))
+    except Exception as error:
+        refused = type(error).__name__ in ("UsageError", "RunError")
+        if not refused:
+            traceback.print_exc()
+        place = "" if refused else _place(error)
+        line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}{place}"
+        answer = {"kind": "refused" if type(error).__name__ == "UsageError" else "failed", "line": line}
+    target.with_suffix(".json").write_text(json.dumps(answer), encoding="utf-8")
+
+
+def _place(error: Exception) -> str:
+    """The innermost place of this project's in a traceback."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename.startswith(str(ROOT))]
+    frames = [each for each in frames if ".venv" not in each.filename and "benchmarks" not in each.filename]
+    return f" ({Path(frames[-1].filename).relative_to(ROOT)}:{frames[-1].lineno})" if frames else ""
+
+
+def _serve() -> None:
+    """Forks a process for each job that a line describes, and answers how it ended."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what programs print is not an answer
+    if "crankshaft" in sys.argv:
+        import crankshaft
+
+        for name in ("Trainer", "fit", "open_run", "load_model"):
+            getattr(crankshaft, name)
+    else:
+        import keras  # noqa: F401
+        import tensorflow  # noqa: F401
+    for line in sys.stdin:
+        job = json.loads(line)
+        if not (child := os.fork()):
+            os.setpgrp()
+            _run_job(job)
+        print(json.dumps(_wait(child, job)), file=answers, flush=True)
+
+
+def _run_job(job: dict) -> None:
+    path = Path(job["path"])
+    sys.argv = [str(path), json.dumps(job["how"])]
+    sys.stdin.close()
+    scope = {"__name__": "program", "__file__": str(path)}
+    # AutoGraph reads functions' source by the file's name.
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), scope)
+    write_values(scope["values"], job["how"], str(path))
+    os._exit(0)
+
+
+def _wait(child: int, job: dict) -> dict:
+    until = time.monotonic() + job["timeout_seconds"]
+    while time.monotonic() < until:
+        if os.waitpid(child, os.WNOHANG)[0]:
+            answer = Path(job["path"]).with_suffix(".json")
+            return json.loads(answer.read_text("utf-8")) if answer.exists() else {"kind": "crashed", "line": ""}
+        time.sleep(_POLL_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return {"kind": "hung", "line": f"after {job['timeout_seconds']} s"}
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,147 @@
+"""The relations that a program must fulfil: which sides of it are run, and how closely their values agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+_ALL = ("compiled", "own_step", "trainer")
+# Sums in another order, after some dozen updates by SGD, relative to the largest value of an array: most programs
+# agree within 1e-6; a wrong count or order is off by 1e-3 and more.
+ROUNDING = 5e-5
+_REPLICAS = {
+    "two replicas": {"strategy": "mirrored", "num_virtual_devices": 2},
+    "three replicas": {"strategy": "mirrored", "num_virtual_devices": 3},
+}
+
+
+class Relation(NamedTuple):
+    """What a program must fulfil.
+
+    Attributes:
+      weight: how often it is drawn.
+      sides: for a program, what is run, by name: the keywords of its script's `values`. The first is compared with.
+      kinds: the kinds of programs that have it.
+      tolerance: the largest difference, relative to an array's largest value; 0 is none, in any bit.
+      may_sample: whether the program may sample and shuffle.
+      may_normalize: whether it may have batch normalization.
+      one_batch: whether all examples are one batch.
+      forbids: choices that it does not have.
+      ignores: prefixes of values that are not compared.
+    """
+
+    weight: int
+    sides: Callable[[dict], dict[str, dict]]
+    kinds: tuple[str, ...] = _ALL
+    tolerance: float = ROUNDING
+    may_sample: bool = False
+    may_normalize: bool = False
+    one_batch: bool = False
+    forbids: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+
+
+def _stopped(program: dict) -> dict[str, dict]:
+    steps = -(-program["examples"] // program["batch"]) * program["epochs"]
+    stops = sorted({max(1, min(steps - 1, round(each * steps))) for each in program["stops"]}) if steps > 1 else []
+    sides: dict[str, dict] = {"whole": {}, "resumed": {"stops": stops}}
+    if program["kind"] == "trainer":
+        sides["in parts"] = {"parts": stops, "between": program["between"]}
+    return sides
+
+
+def _forms(program: dict) -> dict[str, dict]:
+    forms = ["arrays", "dataset", "mapped"] + (["source"] if "text" not in program["inputs"] else [])
+    return {form: {"data": form} for form in forms}
+
+
+def _saved(program: dict) -> dict[str, dict]:
+    # A file of Keras does not have classes of a script's own.
+    has_own = program["kind"] == "own_step" or program["model_form"] == "subclass"
+    has_own = has_own or {"adds_loss", "counter"} & {*program["trunk"]}
+    kinds = ("loaded",) if has_own else ("loaded", "exported")
+    return {"run": {}, **{kind: {"predicts": kind} for kind in kinds}}
+
+
+_NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
+RELATIONS: dict[str, Relation] = {
+    "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, may_normalize=True),
+    "replicas": Relation(
+        3, lambda _: {"one device": {}, **{name: {"flags": flags} for name, flags in _REPLICAS.items()}},
+        forbids=("data",),
+    ),
+    "parts": Relation(
+        3, _stopped, tolerance=0.0, may_sample=True, may_normalize=True, forbids=("again",),
+        ignores=("history/", "calls"),
+    ),
+    "forms": Relation(
+        2, _forms, tolerance=0.0, may_normalize=True, forbids=("data", "validation", "class_weight", "again"),
+    ),
+    "left out": Relation(
+        1, lambda _: {"left out": {"kind": "left_out"}, "of weight 0": {"kind": "zero"}}, ("trainer",),
+        one_batch=True, forbids=_NO_WEIGHTS,
+    ),
+    "halves": Relation(
+        1, lambda _: {"one": {"kind": "one"}, "two halves": {"kind": "halves"}}, ("trainer",), one_batch=True,
+        forbids=_NO_WEIGHTS,
+    ),
+    "accumulated": Relation(
+        1, lambda _: {"whole": {}, "in micro-batches": {"flags": {"accumulate_steps": 3}}}, ("trainer",),
+        forbids=("data",),
+    ),
+    "frozen": Relation(
+        1, lambda program: {"flag": {"flags": {"freeze": [f"{program['outputs'][0]}_0"]}}, "multiplier 0":
+        {"multiplier": True}}, ("trainer",), forbids=("data", "step"),
+    ),
+    "names": Relation(
+        1, lambda _: {"names": {}, "others": {"renamed": True}}, may_normalize=True, forbids=("data",),
+        ignores=("history/", "metrics/"),
+    ),
+    "two runs": Relation(
+        1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True,
+        may_normalize=True,
+    ),
+    "saved": Relation(
+        1, _saved, may_normalize=True, forbids=("data", "again"),
+    ),
+    "workers": Relation(
+        0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
+        {"strategy": "multi_worker"}}}, forbids=("data", "again"),
+    ),
+    "servers": Relation(
+        0, lambda _: {"one device": {}, "around a server": {"processes": ["--workers=1", "--ps=1"], "flags":
+        {"strategy": "parameter_server"}}}, forbids=("data", "again", "step", "average"),
+    ),
+}  # fmt: skip
+
+
+def difference(relation: Relation, expected: dict[str, np.ndarray], found: dict[str, np.ndarray]) -> str:
+    """Returns how the values of two sides differ, in words; empty if they agree."""
+    kept = [
+        {name: value for name, value in values.items() if not name.startswith(relation.ignores or ("\0",))}
+        for values in (expected, found)
+    ]
+    if missing := kept[0].keys() ^ kept[1].keys():
+        return f"values of one side alone: {', '.join(sorted(missing)[:4])}"
+    worst, where = 0.0, ""
+    for name, value in kept[0].items():
+        other = kept[1][name]
+        if value.shape != other.shape:
+            return f"{name} is {list(value.shape)} and {list(other.shape)}"
+        off = _distance(value, other, bits=not relation.tolerance)
+        if off > worst:
+            worst, where = off, name
+    return f"{where} differs by {worst:.2g}" if worst > relation.tolerance else ""
+
+
+def _distance(value: np.ndarray, other: np.ndarray, bits: bool) -> float:
+    """The largest difference relative to the largest value; with `bits` 1 where any bit differs."""
+    if bits:
+        return 0.0 if value.tobytes() == other.tobytes() else max(_distance(value, other, bits=False), 1e-12)
+    value, other = value.astype("float64"), other.astype("float64")
+    if not np.array_equal(np.isnan(value), np.isnan(other)):
+        return np.inf
+    value, other = np.nan_to_num(value), np.nan_to_num(other)
+    return float(np.max(np.abs(value - other), initial=0.0) / max(np.max(np.abs(value), initial=0.0), 0.1))
