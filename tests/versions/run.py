@@ -137,7 +137,7 @@ class Checks:
     def fit(self) -> None:
         """Runs the page's program with a compiled Keras model."""
         programs = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
-        (program,) = (text for text in programs if "crankshaft.fit(" in text)
+        (program,) = (text for text in programs if "run = fit(" in text)
         self._call_python("-c", program)
 
     def resume(self) -> None:
