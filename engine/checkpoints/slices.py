@@ -24,6 +24,7 @@ from ..reduction import per_replica
 
 # Bytes per slice. What can't be written from the variable's own memory is copied slice by slice, as is all reading.
 SLICE_BYTES = 32 << 20
+_BESIDE_BYTES = 1 << 20  # of the index, the manifest and the run's record, on the same disk
 T = TypeVar("T")
 _ALIGNMENT_BYTES = 64  # of tensors: rows at other addresses have to be copied
 
@@ -191,7 +192,7 @@ def write(entries: Iterable[SlicedVariable], prefix: str) -> list[str]:
             values = [piece.read() for piece, _ in batch]
             disk = os.statvfs(os.path.dirname(prefix))
             needed = sum(value.dtype.size * value.shape.num_elements() for value in values)
-            if disk.f_blocks > 0 and disk.f_bfree * disk.f_frsize < needed:
+            if disk.f_blocks > 0 and disk.f_bfree * disk.f_frsize < needed + _BESIDE_BYTES:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             tf.raw_ops.SaveV2(
                 prefix=names[-1],

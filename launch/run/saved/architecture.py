@@ -148,7 +148,7 @@ def _flattened(configuration: dict[str, Any], owner: str, number: int, inputs: s
     labels = dict[str, str]()
     for place, inner in enumerate(config["layers"], 1):
         first = next(_flattened(inner, "", place))
-        labels[inner["config"]["name"]] = first.name or f"layer {place}"
+        labels[inner["config"].get("name", "")] = first.name or f"layer {place}"  # a class of a user's may take no name
     ends = [_linked(config.get(end, []), labels) for end in ("input_layers", "output_layers")]
     yield layer._replace(inputs=" -> ".join([inputs, *map(json.dumps, ends)]))
     for place, inner in enumerate(config["layers"], 1):

@@ -108,7 +108,7 @@ BY_OTHERS = set(
     run_eagerly summary_every_steps
     histogram_every_steps keep_checkpoints snapshot_seconds monitor early_stopping restore_best progress debug
     metrics_port check_sync_every_steps check_numerics eval_checkpoint output export_model export_since predict_split
-    prompt sampling benchmark_arg baseline""".split()
+    prompt sampling benchmark_arg baseline export_dir tensorboard_dir log_format""".split()
 )
 WHERE = {"strategy", "num_virtual_devices"}
 POINTS = np.random.default_rng(0).normal(size=(16, 8)).astype(np.float32)

@@ -86,6 +86,7 @@ def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere
     (folder / "run" / "model.json").write_text(json.dumps(described | {"keras": None}))  # as of a subclassed model
     with pytest.raises(UsageError, match=r"ckpt-4.manifest.json names .*line.py, .*; give load_model its trainer"):
         crankshaft.load_model(folder / "run")
+    (folder / "run" / "model.json").write_text(json.dumps(described))
 
     monkeypatch.setenv("HOME", str(folder))
     again = ("--model=~/my model/line.py", "--input=../my model/points.py", "--learning_rate=0", *RUN[1:], run)
