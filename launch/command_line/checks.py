@@ -64,7 +64,7 @@ def check(config: Config) -> None:
                     f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
                 )
             if config.is_chief:
-                _check_output(config.output_path)
+                _check_output("output", config.output_path)
         source = config.init_from
         # A run that has checkpoints has its own weights by now.
         if source and not check_init_from(source) and not (config.run_dir and checkpoint_steps(config.run_dir)):
@@ -127,7 +127,7 @@ def _check_export(config: Config, flag: str, path: str) -> None:
             f"{flag}={path} ends in {ending}, and an export is a folder or a .keras file; give one, or a / at the end "
             "of a folder of this name"
         )
-    _check_output(path, folder=ending != ".keras")
+    _check_output(flag, path, folder=ending != ".keras")
     if since := config.export_since:
         if ending == ".keras":
             raise UsageError(f"export_since={since} can't be combined with output={path}; give output a folder")
@@ -140,15 +140,15 @@ def _check_export(config: Config, flag: str, path: str) -> None:
             )
 
 
-def _check_output(path: str, folder: bool = False) -> None:
+def _check_output(flag: str, path: str, folder: bool = False) -> None:
     """Raises `UsageError` where a file is there already, or can't be made; or, of a folder, none can be made in it."""
     if not folder and os.path.lexists(path):
-        raise UsageError(f"output: {path} exists; remove it or use another output")
+        raise UsageError(f"{flag}: {path} exists; remove it or use another {flag}")
     if not folder and not os.path.isdir(os.path.dirname(path)):
         raise UsageError(
-            f"output={path}: the folder {os.path.dirname(path)} does not exist; make it or correct the path"
+            f"{flag}={path}: the folder {os.path.dirname(path)} does not exist; make it or correct the path"
         )
-    paths.check_writable("output", path if folder else os.path.dirname(path))
+    paths.check_writable(flag, path if folder else os.path.dirname(path))
 
 
 def check_generation(config: Config) -> None:
@@ -244,6 +244,8 @@ def _check_run_dir(config: Config) -> None:
     layout = config.files
     if config.trains:
         paths.check_writable("run_dir", layout.path)
+        if config.tensorboard_dir:
+            paths.check_writable("tensorboard_dir", config.tensorboard)
         for folder in (layout.checkpoints, layout.best):
             if os.path.islink(folder):  # another run may write there, and its lock is not ours
                 raise UsageError(

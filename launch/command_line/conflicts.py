@@ -193,8 +193,8 @@ CONFLICTS: Conflicts = (
         "a tensorboard_dir or export_dir in a bucket is copied with the run's folder; give a run_dir in a bucket too",
     ),
     (
-        lambda c: c.export_dir and not c.run_dir,
-        "export_dir={c.export_dir} gets the run's last checkpoint; give run_dir too",
+        lambda c: c.export_dir and not c.trains,
+        "export_dir={c.export_dir} has no use with mode={c.mode}; use mode=export, or leave export_dir out",
     ),
     (
         lambda c: c.export_dir and c.trains and c.cluster,

@@ -130,7 +130,7 @@ class Flags:
         Path(may_be_remote=True),
         None,
         "Also export the model as training ends: a SavedModel to a folder of its step in this one, or FILE.keras.",
-        use=("mode", "train_and_eval", "train"),
+        use=_NEEDS_RUN_DIR,
         of_call=True,
         may_differ=True,
     )

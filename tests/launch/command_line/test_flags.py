@@ -35,7 +35,7 @@ LARGE = ("learning_rate", "weight_decay", "clip_norm")
 A_PATH = set(HOSTILE) - {"empty", "endless"}  # names of files may be any, up to 255 bytes
 # Flag -> which of these values may stand, since they are what the flag takes.
 ACCEPTED = {
-    **dict.fromkeys(("run_dir", "result_json", "output"), A_PATH),
+    **dict.fromkeys(("run_dir", "result_json", "output", "tensorboard_dir", "export_dir"), A_PATH),
     # Rates and norms may be as large as float32 has room for: a run that ends so says that it is not finite.
     **{name: {"huge"} for name in LARGE},
     "freeze": set(HOSTILE) - {"empty"},  # what it finds is seen later

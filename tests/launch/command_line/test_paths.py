@@ -13,7 +13,8 @@ from crankshaft.launch.failures import UsageError
 
 pytestmark = pytest.mark.thorough
 
-FLAGS = "config init_from output result_json baseline export_since run_dir data_dir eval_data_dir".split()
+FLAGS = """config init_from output result_json baseline export_since run_dir data_dir eval_data_dir export_dir
+    tensorboard_dir""".split()
 KINDS = ("config", "run_dir", "data_dir")  # a local path, one that may be remote, paths of files
 NONE = dict.fromkeys(FLAGS)
 

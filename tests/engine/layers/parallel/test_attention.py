@@ -46,7 +46,9 @@ def test_blocks_compute_what_the_whole_does(block, dtype, tolerance, jit):
     found = with_gradients(lambda *x: attention_by_blocks(*x, block=block), jit, *narrow)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
-        np.testing.assert_allclose(tf.cast(one, tf.float32), other, rtol=tolerance, atol=tolerance)
+        # A sum is rounded by its terms, which are larger than it may be: CPUs without bfloat16 products do so more.
+        most = tolerance * np.abs(other).max()
+        np.testing.assert_allclose(tf.cast(one, tf.float32), other, rtol=0, atol=most)
 
 
 @pytest.mark.parametrize(("length", "dropout", "whole"), [(1024, 0.0, True), (1025, 0.0, False), (1025, 0.1, True)])

@@ -27,6 +27,7 @@ OPTIONS = StrategyOptions(servers=ServerOptions(ADDRESSES))
 
 class Loop:
     function = None
+    first_batch = 0
 
 
 class CountersHere(Counters):
