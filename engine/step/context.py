@@ -147,7 +147,7 @@ class StepContext:
         It differs by the run's seed, the step, the replica, the micro-batch and the call: calls are numbered as the
         step is traced, from 0 in each step. A resumed run samples the same, as does the backward pass of a block that
         `recomputed` computes again. In evaluation the seed differs by batch instead of step: each evaluation samples
-        the same, and differently from training; each call of `predict` samples anew.
+        the same, and differently from training; each call of `predict` draws other samples.
 
         A call within a `tf.while_loop` of your own is traced once: all iterations get one seed.
 

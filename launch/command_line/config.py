@@ -240,7 +240,7 @@ class Config(Flags):
 
     @property
     def reads_evaluation_alone(self) -> bool:
-        """Whether the evaluation's files are read in the place of those that the run was trained on."""
+        """Whether the evaluation's files replace those that the run was trained on."""
         return self.mode in READING and self.data_dir is not None and self.data_dir == self.eval_data_dir
 
     @property

@@ -286,7 +286,7 @@ class Run(BaseRun):
 
         Examples are computed `eval_batch_size` at a time, across all replicas, with the weights that evaluations use;
         each process of a run makes the call, and has all outputs. What samples in predictions too, such as dropout
-        with `training=True`, samples anew at each call.
+        with `training=True`, draws other samples at each call.
 
         Args:
           data: features in the form of the run's: an array, a dictionary or a tuple of arrays, whose first axis is
