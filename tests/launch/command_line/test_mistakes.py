@@ -83,7 +83,7 @@ MISTAKES = {
         "eval_every_steps=0 makes none before the end ... monitor=train_loss or evaluate more often"
     ),
     "RUN --mode=eval": "mode=eval needs run_dir",
-    "RUN --export_dir=model": f"export_dir={HERE}/model gets the run's last checkpoint; give run_dir too",
+    "RUN --export_dir=model": f"export_dir={HERE}/model has no use without run_dir; give that too",
     "RUN --run_dir=run --export_dir=gs://b/m": "a tensorboard_dir or export_dir in a bucket ... give a run_dir in a",
     "RUN --lr=0.1": "lr is unknown; did you mean learning_rate or",
     "RUN --init_from=gs://bucket/run": "init_from=gs://bucket/run ... not a path of a mounted file system ... mount",
