@@ -96,7 +96,7 @@ class RecordReader:
 
     @property
     def latest(self) -> Mapping[str, Mapping[str, Any]]:
-        """The newest event of each kind of which one counts."""
+        """The newest event of each kind whose older events no longer count."""
         return self._latest
 
     @property

@@ -100,7 +100,7 @@ def _forms(inputs: Inputs) -> dict[str, Any]:
 
 
 def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, Any] | None:
-    """Everything that a trainer and its compiled step depend on; None if such a run's are always made again."""
+    """Everything that a trainer and its compiled step depend on; None if such a run reuses neither."""
     changed = {name: value for name, value in config.values.items() if value != getattr(_DEFAULTS, name)}
     form = _forms(inputs).get("train")
     if changed.keys() - {*_FREE_FLAGS, *_COMPARED_FLAGS} or form is None:
