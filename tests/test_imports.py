@@ -2,8 +2,9 @@
 and the environment, what tests may look at. Imports nothing that it checks."""
 
 import ast
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,99 @@ MAY_IMPORT = {
         *("IPython", "pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
         *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
     },
+}
+
+# The parts of the house, each with its folders and files: a run that does not have a part neither loads nor needs it.
+# All else of engine and launch is the core.
+PARTS = {
+    "parameter servers": (
+        *("engine/health/server_probe.py", "engine/strategies/parameter_server/", "launch/cluster/servers.py"),
+        "launch/run/modes/evaluator.py",
+    ),
+    "tables": (
+        *("engine/hooks/eviction.py", "engine/layers/embeddings/", "launch/run/modes/exported_tables.py"),
+        *("models/dlrm.py", "models/tabular.py", "models/wide_deep.py"),
+    ),
+    "shards of a mesh": ("engine/layers/parallel/", "engine/mesh/shards.py", "models/transformer_lm.py"),
+    "Keras's models": (
+        *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py"),
+        "launch/run/compiled_cache.py",
+    ),
+    "workers and their watchdog": (
+        *("engine/health/hangs.py", "engine/health/peers.py", "engine/health/watchdog.py"),
+        *("engine/strategies/multi_worker.py", "engine/strategies/workers.py"),
+    ),
+    "elastic members": ("launch/cluster/members.py",),
+    "memory snapshots": (
+        *("engine/checkpoints/in_memory.py", "engine/checkpoints/slots.py", "engine/hooks/snapshots.py"),
+        "launch/cluster/task_memory.py",
+    ),
+    "TensorBoard": ("engine/hooks/tensorboard/",),
+    "record": ("engine/hooks/goodput.py", "engine/hooks/recorder.py", "engine/machine/events.py"),
+    "page": ("launch/dashboard/", "launch/host/serving.py", "launch/run/metrics.py"),
+    "ask": ("engine/hooks/request_handler.py", "engine/machine/requests.py", "launch/ask.py"),
+    "benchmark mode": ("launch/benchmark/",),
+    "planner": ("launch/plan/",),
+    "launchers": (
+        *("launch/agent.py", "launch/cluster/children.py", "launch/cluster/listeners.py", "launch/cluster/output.py"),
+        *("launch/cluster/reaper.py", "launch/cluster/resources.py", "launch/cluster/restart_loop.py"),
+        *("launch/cluster/restarts.py", "launch/cluster/supervisor.py", "launch/cluster/template.py"),
+        "launch/local.py",
+    ),
+    "clusters": (
+        *("launch/cluster/discovery.py", "launch/cluster/kubernetes.py", "launch/cluster/rendezvous.py"),
+        *("launch/cluster/slurm.py", "launch/cluster/tf_config.py"),
+    ),
+    "models": (
+        *("models/classification.py", "models/cnn.py", "models/generation.py", "models/logistic.py", "models/mlp.py"),
+        "models/resnet.py",
+    ),
+}
+
+# The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
+# Everywhere else in the core an object is passed in; its type may be imported.
+COMPOSING = {
+    "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
+    "launch/run/building.py": {"parameter servers"},
+    "launch/run/hooks.py": {"TensorBoard", "memory snapshots", "tables"},
+}
+
+# What the core imports of parts beside that, which is to become nothing.
+NOT_YET = {
+    "engine/checkpoints/objects.py": {"shards of a mesh", "tables"},
+    "engine/checkpoints/slices.py": {"shards of a mesh", "tables"},
+    "engine/checkpoints/snapshot.py": {"shards of a mesh", "tables"},
+    "engine/hooks/numerics.py": {"shards of a mesh"},
+    "engine/hooks/sync_check.py": {"shards of a mesh"},
+    "engine/inventory.py": {"tables"},
+    "engine/optimizers/averaging.py": {"shards of a mesh"},
+    "engine/optimizers/base.py": {"shards of a mesh"},
+    "engine/reduction/all_reduce.py": {"shards of a mesh"},
+    "engine/step/batches.py": {"Keras's models"},
+    "engine/step/gradients.py": {"shards of a mesh"},
+    "engine/strategies/inner_loop.py": {"workers and their watchdog"},
+    "launch/api.py": {"benchmark mode", "planner"},
+    "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
+    "launch/command_line/checks.py": {"clusters", "launchers"},
+    "launch/command_line/config.py": {"clusters"},
+    "launch/command_line/registry.py": {"Keras's models"},
+    "launch/command_line/saved_config.py": {"clusters"},
+    "launch/host/process.py": {"record"},
+    "launch/run/base.py": {"record"},
+    "launch/run/building.py": {"Keras's models", "shards of a mesh", "tables", "workers and their watchdog"},
+    "launch/run/data/inputs.py": {"Keras's models", "models", "tables"},
+    "launch/run/free_bytes.py": {"tables"},
+    "launch/run/history.py": {"record"},
+    "launch/run/hooks.py": {"Keras's models", "ask", "clusters", "elastic members", "record"},
+    "launch/run/modes/export.py": {"tables"},
+    "launch/run/modes/generate.py": {"models"},
+    "launch/run/open_run.py": {"Keras's models"},
+    "launch/run/progress.py": {"shards of a mesh"},
+    "launch/run/saved/model_file.py": {"models", "tables"},
+    "launch/run/saved/saved_run.py": {"tables"},
+    "launch/run/saved/weights.py": {"Keras's models", "shards of a mesh", "tables"},
+    "launch/run/training.py": {"Keras's models", "clusters", "memory snapshots", "workers and their watchdog"},
+    "launch/train.py": {"benchmark mode", "launchers", "planner"},
 }
 
 # What reads the command line or the environment: launch's alone.
@@ -96,6 +190,57 @@ def import_faults(root: Path) -> list[str]:
                     + ", ".join(sorted(allowed))
                 )
     return faults
+
+
+def part_of(path: str) -> str | None:
+    """The part that a file, or a module with slashes for its dots, belongs to; None for the core's."""
+    found = [
+        (len(place), part)
+        for part, places in PARTS.items()
+        for place in places
+        if f"{path.removesuffix('.py')}/".startswith(f"{place.removesuffix('.py').rstrip('/')}/")
+    ]
+    return max(found)[1] if found else None
+
+
+@functools.cache
+def part_imports(root: Path) -> list[tuple[str, int, str, bool]]:
+    """Every import of a part by the core: (path, line, part, whether it is within an `if` or a `case` of a function).
+
+    Without those for types.
+    """
+    found = []
+    for path in source_files(root):
+        if path.parts[0] not in {"engine", "launch"} or part_of(path.as_posix()):
+            continue
+        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        branches = [node for function in functions for node in ast.walk(function) if hasattr(node, "body")]
+        chosen = lines_of(node for node in branches if isinstance(node, (ast.If, ast.match_case)))
+        typing = lines_of(
+            node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
+        for line, name, _ in imports(tree, path):
+            part = part_of(name.removeprefix("crankshaft.").replace(".", "/"))
+            if part and line not in typing:
+                found.append((path.as_posix(), line, part, line in chosen))
+    return found
+
+
+def lines_of(branches: Iterable) -> set[int]:
+    """The lines of the bodies of some `if`s or `case`s."""
+    bodies = [node.body + getattr(node, "orelse", []) for node in branches]
+    return {line for body in bodies for line in range(body[0].lineno, body[-1].end_lineno + 1)}
+
+
+def part_faults(root: Path) -> list[str]:
+    """One line for each import of a part by a file that does not compose a run, or not where the run has it."""
+    return [
+        f"{path}:{line} imports {part}, which only a file that composes a run may, within the `if` that says that this "
+        "run has it; pass it an object"
+        for path, line, part, is_chosen in part_imports(root)
+        if not (is_chosen and part in COMPOSING.get(path, ())) and part not in NOT_YET.get(path, ())
+    ]
 
 
 def reader_faults(root: Path) -> list[str]:
@@ -170,6 +315,7 @@ def test_walk_finds_every_room():
 
 RULES = {
     "imports point one way": import_faults,
+    "only what composes a run imports parts": part_faults,
     "no arrow between files runs in a circle": lambda root: circles(arrows(root)),
     "no arrow between folders runs back up": lambda root: circles(between_folders(arrows(root))),
     "one file knows the layout of a run": layout_faults,
@@ -182,6 +328,23 @@ RULES = {
 def test_the_rule_is_kept(rule):
     faults = RULES[rule](ROOT)
     assert not faults, "\n".join(faults)
+
+
+def test_each_entry_of_the_lists_of_parts_is_needed():
+    found = part_imports(ROOT)
+    broken = {(path, part) for path, _, part, is_chosen in found if not is_chosen or path not in COMPOSING}
+    kept = {(path, part) for path, _, part, _ in found} - broken
+    assert entries(NOT_YET) == broken
+    assert entries(COMPOSING) == kept
+
+
+def entries(parts: dict[str, set[str]]) -> set[tuple[str, str]]:
+    return {(path, part) for path, names in parts.items() for part in names}
+
+
+def test_parts_are_of_files_that_exist():
+    places = [place for part in PARTS.values() for place in part]
+    assert [place for place in places if not (ROOT / place).exists()] == []
 
 
 def test_a_circle_is_found(tmp_path):
@@ -220,6 +383,9 @@ PLANTED = [
     (import_faults, "engine/strategies/a.py", "from ...launch import flags\n", "imports crankshaft.launch.flags;"),
     (import_faults, "engine/a.py", "from absl import logging\n", "imports absl.logging;"),
     (import_faults, "input/a.py", "import logging\n", "imports logging;"),
+    (part_faults, "engine/a.py", "def late():\n    if x:\n        from .layers import embeddings\n", "imports tables,"),
+    (part_faults, "engine/strategies/devices.py", "from .parameter_server import strategy\n", "imports parameter ser"),
+    (part_faults, "launch/a.py", "from .plan.cost import x\n", "imports planner, which only a file that composes"),
     (reader_faults, "models/a.py", "import os as system\nsystem.getenv('HOME')\n", "reads os.getenv,"),
     (reader_faults, "engine/a.py", "import os\nos.environ['A'] = os.environ['B']\n", "reads os.environ,"),
     (reader_faults, "input/a.py", "from os import environ as e\n", "reads os.environ,"),
