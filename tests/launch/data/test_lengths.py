@@ -198,7 +198,8 @@ def assert_close(run, expected):
 @pytest.mark.parametrize(
     ("form", "where"),
     [
-        *(("arrays", TWO), ("streams", TWO)),
+        ("arrays", TWO),
+        pytest.param("streams", TWO, marks=pytest.mark.thorough),
         *(pytest.param(form, {}, marks=pytest.mark.slow) for form in FORMS),
         pytest.param("read", TWO, marks=pytest.mark.slow),
         *(pytest.param(form, {"jit": "on"}, marks=pytest.mark.slow) for form in ("arrays", "read")),

@@ -185,7 +185,11 @@ def own(is_mean=True):
 
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 # On one device the tests of models and losses below train too.
-WHERE = [pytest.param({}, marks=pytest.mark.slow), TWO, {"accumulate_steps": 2}]
+WHERE = [
+    pytest.param({}, marks=pytest.mark.slow),
+    TWO,
+    pytest.param({"accumulate_steps": 2}, marks=pytest.mark.thorough),
+]
 FITS = (keras.Model.fit, fit)
 
 
@@ -373,7 +377,7 @@ def by_large(y_true, y_pred):
     return keras.ops.divide_no_nan(keras.ops.sum(found * keras.ops.square(y_pred)), keras.ops.sum(found))
 
 
-@pytest.mark.parametrize("loss", [by_frequency, by_large])
+@pytest.mark.parametrize("loss", [by_frequency, pytest.param(by_large, marks=pytest.mark.thorough)])
 def test_a_loss_of_which_labels_of_0_and_1_show_nothing_is_computed_of_whole_batches(loss, caplog):
     labels = np.where(Y[:, :1] > 0, 302.0, 300.5).astype("float32")
 
