@@ -87,7 +87,7 @@ def _layer_precision(trainer: Any) -> Iterator[None]:
     before, precision = tf.keras.config.dtype_policy(), trainer.run_context.options.precision
     if precision != "float32":
         tf.keras.config.set_dtype_policy(f"mixed_{precision}")
-    elif getattr(trainer, "default_policy", None) is None:  # a compiled model has the program's
+    elif trainer.default_policy is None:  # a compiled model has the program's
         tf.keras.config.set_dtype_policy("float32")
     try:
         yield

@@ -6,6 +6,7 @@ The methods up to `build` run once on the host, in the strategy's scope; the ste
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -48,6 +49,19 @@ class Trainer(tf.Module):
 
     def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
+
+    # -- where the model comes from: `build_model` makes it; a compiled Keras model's trainer has other answers --------
+
+    is_built = False  # whether the model exists before the run, which trains it, or a copy of it
+    default_policy: tf.keras.DTypePolicy | None = None  # by which the program makes layers; None: the run's
+    wants_jit = False  # whether the model asks for steps that XLA compiles
+    compile_values: Mapping[str, Any] = {}  # what the program has decided of the step, for checkpoints
+    compiled_variables: Sequence[tf.keras.Variable] = ()  # of an optimizer that trains a copy of the model further
+
+    @classmethod
+    def trains_in_place(cls, distribution: tf.distribute.Strategy) -> bool:
+        """Returns whether a model that comes from elsewhere is trained itself, and not a copy of it."""
+        return False
 
     # -- to override --------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,10 @@ from absl import flags
 
 from . import explanations
 from .assembly import assemble_run, run_to_end
-from .benchmark.result import check_baseline
 from .command_line import checks, parsing, rules, user_files
 from .command_line import config as configs
 from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
-from .plan import scripts
 
 if TYPE_CHECKING:
     from .run.open_run import Run
@@ -133,14 +131,14 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
 
     Raises `UsageError`.
     """
-    scripts.refuse("a run in Python")
+    if user_files.instead.get():
+        raise UsageError("a run in Python is not planned, and would train; plan a script that calls crankshaft.main")
     user_files.check_trainer(trainer_class)
     given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
     config = configs.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
     checks.check(config)
-    check_baseline(config)
     script_flags |= config.script_flags
     return config, {name: value for name, value in script_flags.items() if value != flags.FLAGS[name].value}
 

@@ -17,11 +17,10 @@ from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from ..engine.machine.threads import PROCESS
-from .benchmark.result import check_baseline_work
 from .cluster import rendezvous, servers, tasks
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
-from .dashboard import report
+from .failures import UsageError
 from .host import exits, process, signals
 from .run.data import loading
 from .run.results import RunOutcomeWriter
@@ -82,6 +81,10 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     with contextlib.ExitStack() as stack:
         stack.push(outcome_writer.end)
         stack.enter_context(rendezvous.refusing(config.cluster))
+        if config.mode == "benchmark":
+            from .benchmark import result
+
+            result.check_baseline(config)
         if config.serves:
             load = functools.partial(loading.sources, config, data)
             run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
@@ -96,7 +99,9 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             outcome_writer.lock = stack.enter_context(locked)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
-            _serve_metrics(config, outcome_writer, stack)
+            from .run import metrics
+
+            stack.enter_context(metrics.serving_run(config, lambda: outcome_writer.run))
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
         is_builtin = config.input and not user_files.is_path(config.input)
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
@@ -115,7 +120,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             isolation = Isolation(config.keras_defaults, script_flags)
             with run_environment(config, isolation):
                 checks.check_named(config)
-                check_baseline_work(config)
+                if config.mode == "benchmark":
+                    result.check_baseline_work(config)
                 with _guarding_tensorflow_start(joining):
                     strategy = building.make_strategy(config, outcome_writer.end_stuck)
             if not process.sets_allocator(os.environ):
@@ -139,20 +145,17 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
                 training.prepare(run, user_hooks, since)
                 stack.push(lambda _, error, __: training.close(run, error))
-        run.mark_open(outcome_writer, isolation, stack.pop_all(), report.shown)
+        run.mark_open(outcome_writer, isolation, stack.pop_all(), _page)
     return run
 
 
-def _serve_metrics(config: Config, outcome_writer: RunOutcomeWriter, stack: contextlib.ExitStack) -> None:
-    from .run import metrics
+def _page(run_dir: str | None) -> Any:
+    """Makes the page of the run in a folder; see `Run.page`."""
+    if run_dir:
+        from .dashboard import report
 
-    port, task = config.metrics_port or 0, config.cluster.task if config.cluster else "chief"
-    port += config.cluster.index if config.cluster and port and config.cluster.is_on_one_host else 0
-    labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.configured_run_dir or ""}
-    labels |= {"task": task}
-    port = stack.enter_context(metrics.serving(port, config.bind or "", lambda: outcome_writer.run, labels))
-    if config.is_chief and config.progress != "off":
-        print(f"metrics: http://{config.bind or '127.0.0.1'}:{port}/metrics", flush=True)
+        return report.shown(run_dir)
+    raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
 
 
 @contextlib.contextmanager

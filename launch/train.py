@@ -23,14 +23,12 @@ from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
-from . import agent, assembly, explanations, failures, terminal
-from .benchmark.result import check_baseline
+from . import assembly, explanations, failures, terminal
 from .command_line import checks, help, parsing, paths, user_files
 from .command_line import config as configs
 from .host import exits, process
 from .host.signals import end_pid_1, interruptible
 from .host.text_files import write_json
-from .plan.scripts import planner
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
@@ -99,18 +97,20 @@ class _Program:
         given = parse(argv)
         self._paths |= {name: given[name] for name in self._paths.keys() & given}
         self._has_debug = given.get("debug", False)
-        if plan := planner.get():
+        if plan := user_files.instead.get():
             self.code = plan(given, self._trainer_class, self._data)
             return
         config = configs.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # the script's flags in the run that is read
             flags.FLAGS[name].value = value
         checks.check(config)
-        check_baseline(config)
-        if config.max_restarts and agent.can_fork(config):
-            self.code = agent.run(config, self._attempt)
-        else:
-            self._run(config)
+        if config.max_restarts:
+            from . import agent
+
+            if agent.can_fork(config):
+                self.code = agent.run(config, self._attempt)
+                return
+        self._run(config)
 
     def _attempt(self, config: configs.Config) -> int:
         """Makes one attempt at a run, in a fork, and returns its exit code."""

@@ -52,15 +52,20 @@ PARTS = {
         *("engine/health/hangs.py", "engine/health/peers.py", "engine/health/watchdog.py"),
         *("engine/strategies/multi_worker.py", "engine/strategies/workers.py"),
     ),
-    "elastic members": ("launch/cluster/members.py",),
+    "elastic members": ("launch/cluster/members.py", "launch/run/joining.py"),
     "memory snapshots": (
         *("engine/checkpoints/in_memory.py", "engine/checkpoints/slots.py", "engine/hooks/snapshots.py"),
         "launch/cluster/task_memory.py",
     ),
     "TensorBoard": ("engine/hooks/tensorboard/",),
-    "record": ("engine/hooks/goodput.py", "engine/hooks/recorder.py", "engine/machine/events.py"),
+    "record": (
+        *("engine/hooks/goodput.py", "engine/hooks/recorder.py", "engine/machine/events.py"),
+        "launch/run/recording.py",
+    ),
     "page": ("launch/dashboard/", "launch/host/serving.py", "launch/run/metrics.py"),
-    "ask": ("engine/hooks/request_handler.py", "engine/machine/requests.py", "launch/ask.py"),
+    "ask": (
+        *("engine/hooks/request_handler.py", "engine/machine/requests.py", "launch/ask.py", "launch/run/answering.py"),
+    ),
     "benchmark mode": ("launch/benchmark/",),
     "planner": ("launch/plan/",),
     "launchers": (
@@ -83,8 +88,19 @@ PARTS = {
 # Everywhere else in the core an object is passed in; its type may be imported.
 COMPOSING = {
     "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
-    "launch/run/building.py": {"parameter servers"},
-    "launch/run/hooks.py": {"TensorBoard", "memory snapshots", "tables"},
+    "launch/assembly.py": {"benchmark mode", "page"},
+    "launch/command_line/registry.py": {"Keras's models"},
+    "launch/run/building.py": {"Keras's models", "parameter servers"},
+    "launch/run/hooks.py": {
+        "Keras's models",
+        "TensorBoard",
+        "ask",
+        "elastic members",
+        "memory snapshots",
+        "record",
+        "tables",
+    },
+    "launch/train.py": {"launchers"},
 }
 
 # What the core imports of parts beside that, which is to become nothing.
@@ -100,29 +116,21 @@ NOT_YET = {
     "engine/reduction/all_reduce.py": {"shards of a mesh"},
     "engine/step/batches.py": {"Keras's models"},
     "engine/step/gradients.py": {"shards of a mesh"},
-    "engine/strategies/inner_loop.py": {"workers and their watchdog"},
-    "launch/api.py": {"benchmark mode", "planner"},
-    "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
+    "launch/assembly.py": {"clusters", "parameter servers"},
     "launch/command_line/checks.py": {"clusters", "launchers"},
     "launch/command_line/config.py": {"clusters"},
-    "launch/command_line/registry.py": {"Keras's models"},
     "launch/command_line/saved_config.py": {"clusters"},
     "launch/host/process.py": {"record"},
-    "launch/run/base.py": {"record"},
-    "launch/run/building.py": {"Keras's models", "shards of a mesh", "tables", "workers and their watchdog"},
-    "launch/run/data/inputs.py": {"Keras's models", "models", "tables"},
+    "launch/run/building.py": {"shards of a mesh", "tables"},
+    "launch/run/data/inputs.py": {"models", "tables"},
     "launch/run/free_bytes.py": {"tables"},
-    "launch/run/history.py": {"record"},
-    "launch/run/hooks.py": {"Keras's models", "ask", "clusters", "elastic members", "record"},
     "launch/run/modes/export.py": {"tables"},
     "launch/run/modes/generate.py": {"models"},
-    "launch/run/open_run.py": {"Keras's models"},
     "launch/run/progress.py": {"shards of a mesh"},
     "launch/run/saved/model_file.py": {"models", "tables"},
     "launch/run/saved/saved_run.py": {"tables"},
-    "launch/run/saved/weights.py": {"Keras's models", "shards of a mesh", "tables"},
-    "launch/run/training.py": {"Keras's models", "clusters", "memory snapshots", "workers and their watchdog"},
-    "launch/train.py": {"benchmark mode", "launchers", "planner"},
+    "launch/run/saved/weights.py": {"shards of a mesh", "tables"},
+    "launch/run/training.py": {"clusters", "memory snapshots"},
 }
 
 # What reads the command line or the environment: launch's alone.

@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 from ..errors import visible
 
-DEFAULT_TIMEOUT_SECONDS = 600.0  # without progress
 _MAX_BYTES = 4096  # of a datagram; ours are under 900, or 2900 if JSON has to escape each byte of a reason
 _SIGNATURE_BYTES = 32  # SHA-256's
 _LARGEST = 1 << 63  # bound of received numbers

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
-from .watchdog import end_process
+from ..machine.threads import end_process
 
 _PERIOD_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0  # timeout of a worker's answer

@@ -6,10 +6,7 @@ The watchdog has its own thread: a collective operation blocks the main thread w
 from __future__ import annotations
 
 import contextlib
-import faulthandler
-import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,10 +14,10 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from .. import logging
-from ..errors import EXIT_FAILED, one_line
 from ..internals import tensorflow
+from ..machine.threads import end_process
 from . import hangs
-from .peers import DEFAULT_TIMEOUT_SECONDS, Heard, Peers
+from .peers import Heard, Peers
 
 FIRST_CALL_FACTOR = 5.0  # the first call compiles
 _NAME = "watchdog"  # of its thread
@@ -30,58 +27,6 @@ _UNHEARD_SECONDS = 10.0  # all have connected by TensorFlow as a watch begins
 _CLOCK_SECONDS = 1.0  # less is a clock that is adjusted slowly
 _SILENT_SECONDS = 5.0  # ten lost datagrams in a row
 _LOST = (tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.AbortedError, tf.errors.CancelledError)
-
-
-def default_timeout_seconds() -> float:
-    """Returns 0 (off) under a debugger, else `DEFAULT_TIMEOUT_SECONDS`."""
-    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 or later
-    is_debugged = sys.gettrace() is not None or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID))
-    return 0.0 if is_debugged else DEFAULT_TIMEOUT_SECONDS
-
-
-class Arrivals:
-    """Counts, in the compiled loop, the steps whose data has arrived, and the time spent waiting for it.
-
-    Distinguishes, within a call, a worker that waits for its data from one that waits for its peers. The data must be
-    endless: if a distributed dataset can end, `next` itself communicates with all workers.
-    """
-
-    def __init__(self):
-        with tf.device("/device:CPU:0"):
-            self._count = tf.Variable(0, dtype=tf.int64, trainable=False, name="arrivals")
-            self._waited = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data")
-            self._reported = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="waited_for_data_and_reported")
-
-    def mark(self, batch, requested_at: tf.Tensor) -> None:
-        """Counts one step when its data has arrived. In a `tf.function`, once per step and worker.
-
-        Args:
-          batch: nest of tensors, the data.
-          requested_at: `timestamp` of the request.
-        """
-        with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
-            self._count.assign_add(1, read_value=False)
-            self._waited.assign_add(tensorflow.seconds_since(requested_at), read_value=False)
-
-    def add(self, seconds: float) -> None:
-        """Adds the host's wait before it called the loop."""
-        self._waited.assign_add(seconds, read_value=False)
-
-    def seconds(self) -> float:
-        """Returns the seconds spent waiting for data so far."""
-        return float(self._waited.numpy())
-
-    def take_seconds(self) -> tf.Tensor:
-        """Returns the seconds spent waiting for data since its last call, scalar float64. In the loop."""
-        waited = self._waited.read_value()
-        seconds = waited - self._reported.read_value()
-        with tf.control_dependencies([seconds]):
-            self._reported.assign(waited, read_value=False)
-        return seconds
-
-    def count(self) -> int:
-        """Returns the number of steps so far; from any thread, also while the loop runs."""
-        return int(self._count.numpy())
 
 
 class Watchdog:
@@ -96,7 +41,7 @@ class Watchdog:
       timeout_seconds: time without progress after which the process ends; 0 never ends it, but notes who is lost.
       secret: the job's, which authenticates the workers' datagrams; empty trusts the network.
       bind: the address of this host for the datagrams' socket; empty: see `Peers`.
-      arrived: `Arrivals.count`, or another number that grows by the same progress on all workers, or None.
+      arrived: `arrivals.Arrivals.count`, or another number that grows by the same progress on all workers, or None.
       end: called with the line, in the watchdog's thread; must end the process.
       abort: called with a reason, in the watchdog's thread; must make all waiting collectives fail.
 
@@ -378,13 +323,3 @@ def abort_collectives(reason: str) -> None:
     """Makes all collectives of this process fail, both waiting and later ones."""
     with contextlib.suppress(tf.errors.OpError):  # they have already failed
         tensorflow.abort_collectives(reason)
-
-
-def end_process(line: str) -> None:
-    """Prints the line and all threads' stacks, and ends the process, whatever its main thread is doing."""
-    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback(2)
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    # Not sys.exit: TensorFlow's shut-down would wait for the same peers again.
-    os._exit(EXIT_FAILED)

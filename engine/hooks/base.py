@@ -10,7 +10,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import UsageError
 from ..meter import Meter, Segment, Window
@@ -141,6 +141,22 @@ class Period:
         return self.position(step)[1] == 0
 
 
+class Arrangement(NamedTuple):
+    """How a hook, such as that of Keras callbacks, arranges the run's evaluations.
+
+    Attributes:
+      period: between evaluations; None: the run's.
+      options: arguments of `evaluation.Evaluation`.
+      may_end: returns whether an evaluation may be interrupted now.
+      ends_at_nonfinite: whether the hook ends a run whose loss is not finite, so that such a loss is not an error.
+    """
+
+    period: Period | None
+    options: Mapping[str, Any]
+    may_end: Callable[[], bool]
+    ends_at_nonfinite: bool
+
+
 class Hook:
     """A hook that does nothing and is never due. Override methods as needed.
 
@@ -151,6 +167,8 @@ class Hook:
       is_pending: whether a request to end the run has interrupted it: it, and those after it, are called again before
         the next step, also of a resumed run.
       needs_epochs: whether it acts at epochs' ends, so data of unknown length must be counted.
+      reads_metrics: whether it has to know the metrics of an evaluation before the first step: see `find_metrics`.
+      runs_user_code: whether it runs a user's code, which may set variables, in this process only.
 
     Example:
       >>> class Slowest(Hook):
@@ -167,6 +185,15 @@ class Hook:
     ends_last = False
     is_pending = False
     needs_epochs = False
+    reads_metrics = False
+    runs_user_code = True
+
+    def arranged(self, feed: Feed) -> Arrangement | None:
+        """Returns how the evaluations of a run on this training data are arranged; None leaves that to the run."""
+        return None
+
+    def find_metrics(self, kinds: Mapping[str, type], trainer: Any) -> None:
+        """Finds what it reads among the metrics of an evaluation, {} if none is made, by the kinds of their pairs."""
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         """Adds to the state (`TrainState.hook_state`), and creates windows. Called once, before a restore."""

@@ -40,6 +40,7 @@ class Monitor(Periodic):
     """
 
     name = "monitor"
+    reads_metrics = True
 
     def __init__(self, monitor: str, min_delta: float = 0.0, every_steps: int | Period = 0):
         super().__init__(every_steps)
@@ -66,6 +67,10 @@ class Monitor(Periodic):
         self.monitored, self._is_resolved = self.monitored.directed(kinds, others), True
         if self._best_by not in (None, self.monitored.direction):
             self.forget()  # the best in the other direction
+
+    def find_metrics(self, kinds: Mapping[str, type], trainer: Any) -> None:
+        if self.monitored.source == "eval" or self.monitored.find(kinds):
+            self.resolve(kinds, trainer)
 
     def is_due(self, status: Status) -> bool:
         return super().is_due(status) if self.every_steps else status.evaluation is not None

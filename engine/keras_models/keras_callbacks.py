@@ -20,7 +20,7 @@ import tensorflow as tf
 from .. import logging
 from ..data.feeds.feed import Feed
 from ..errors import UsageError
-from ..hooks.base import Period, Status, Windowed
+from ..hooks.base import Arrangement, Period, Status, Windowed
 from ..hooks.evaluation import averaged_weights
 from ..hooks.sync_check import hashes
 from ..internals import keras
@@ -116,6 +116,7 @@ class KerasCallbacks(Windowed):
     name = "keras_callbacks"
     has_changed_weights = False
     ends_last = True  # so that a run is resumed from its last weights, even if it ends with the best
+    reads_metrics = True
 
     def __init__(
         self,
@@ -132,6 +133,7 @@ class KerasCallbacks(Windowed):
         _check(callbacks, _INSTEAD)
         self.history = tf.keras.callbacks.History()
         self.callbacks = list(callbacks)
+        self.runs_user_code = bool(callbacks)
         self._callbacks = [*callbacks, self.history]
         self._at_batches = [type(callback).__name__ for callback in callbacks if _overrides(callback, _AT_BATCHES)]
         self._at_test_batches = any(_overrides(callback, _AT_TEST_BATCHES) for callback in callbacks)
@@ -168,7 +170,15 @@ class KerasCallbacks(Windowed):
         }
         self._texts = {name: state.hook_state.variable(name) for _, name in self._attributes_of.values()}
 
-    def resolve(self, kinds: Mapping[str, type]) -> None:
+    def arranged(self, feed: Feed) -> Arrangement:
+        return Arrangement(
+            period=self.period(feed) if self.epoch_steps else None,  # may not be the data's
+            options={"is_wanted": self._wants_evaluation, "around": [self._evaluating], "between": self._test_batches},
+            may_end=lambda: not self.has_changed_weights,
+            ends_at_nonfinite=self._ends_at_nonfinite,
+        )
+
+    def find_metrics(self, kinds: Mapping[str, type], trainer: Any) -> None:
         """Sets the mode of callbacks that monitor a metric with mode="auto", if the metrics are known.
 
         Keras knows only the direction of `loss` and of its own metrics, and raises after an epoch for others.
@@ -333,17 +343,17 @@ class KerasCallbacks(Windowed):
             self._call("on_test_end", {}, of=[one for one in self._called if _SWAPS in _kinds(one)])
 
     @property
-    def ends_at_nonfinite(self) -> bool:
+    def _ends_at_nonfinite(self) -> bool:
         """Whether a callback ends the run if the loss is not finite, so that such a loss is not an error."""
         return any("TerminateOnNaN" in _kinds(callback) for callback in self.callbacks)
 
-    def wants_evaluation(self, status: Status) -> bool:
+    def _wants_evaluation(self, status: Status) -> bool:
         """Returns whether the run makes an evaluation that is due."""
         epoch, chosen = self._epoch(status), self._eval_epochs
         return epoch % chosen == 0 if isinstance(chosen, int) else epoch in chosen
 
     @contextlib.contextmanager
-    def evaluating(self, status: Status) -> Iterator[None]:
+    def _evaluating(self, status: Status) -> Iterator[None]:
         """Ends the batch before an evaluation, and begins one that is due by its period."""
         self._end_batch(status)
         self.has_changed_weights = False
@@ -360,7 +370,7 @@ class KerasCallbacks(Windowed):
             self.is_pending = True
             raise
 
-    def test_batches(self, done: int, batches: int, sums: Sums) -> int | None:
+    def _test_batches(self, done: int, batches: int, sums: Sums) -> int | None:
         """Calls `on_test_batch_*` between an evaluation's batches; see `Strategy.evaluate`."""
         if not self._at_test_batches:
             return None
@@ -450,7 +460,7 @@ class KerasCallbacks(Windowed):
         if self._at_batches and (ends or status.last or whole == last):
             self._ended = status.step
             self._call("on_train_batch_end", whole, self._to_logs(self._means()))
-        elif ends and self.ends_at_nonfinite:
+        elif ends and self._ends_at_nonfinite:
             self._ended = status.step
             ending = [callback for callback in self._called if "TerminateOnNaN" in _kinds(callback)]
             self._call("on_train_batch_end", last, self._to_logs(self._means()), of=ending)

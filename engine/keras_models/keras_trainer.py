@@ -97,8 +97,6 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
-    default_policy: tf.keras.DTypePolicy | None = None  # the program's, by which the function makes layers
-    is_built = False
     weighs_outputs = evaluates_any_size = True
 
     def __init__(self, **arguments):
@@ -341,16 +339,34 @@ class KerasTrainer(Trainer):
             self._continue_from(self.model.optimizer)
 
     @property
-    def compile_values(self) -> dict[str, Any]:
+    def compile_values(self) -> dict[str, Any]:  # type: ignore[override]
         """What `compile` has decided, by value; see `keras_compile.compile_values`."""
         return keras_compile.compile_values(type(self).make() if self.is_built else self.model)
 
     @property
-    def optimizer_variables(self) -> list[tf.keras.Variable]:
+    def compiled_variables(self) -> list[tf.keras.Variable]:  # type: ignore[override]
         """The variables of the compiled optimizer, with the present loss scale."""
         if self.inventory.loss_scale and hasattr(self.model.optimizer, "dynamic_scale"):
             self.inventory.loss_scale.copy_to(self.model.optimizer)
         return [] if self.model.optimizer is None else self.model.optimizer.variables
+
+    def hand_over(self, trained: tf.keras.Model, updates: int) -> None:
+        """Copies weights and optimizer state to the model that exists, if a copy of it was trained.
+
+        Args:
+          trained: the run's model, with the weights that evaluations use.
+          updates: the number of the model's updates so far.
+        """
+        model = self.make()
+        vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
+        if trained is model:
+            return
+        for theirs, mine in zip(model.weights, trained.weights, strict=True):
+            theirs.assign(mine)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        for theirs, mine in zip(model.optimizer.variables, self.compiled_variables, strict=True):
+            theirs.assign(mine)
 
     @property
     def unreset(self) -> list[str]:
@@ -763,22 +779,3 @@ def _size(batch) -> tf.Tensor:
     """Returns the number of examples of a batch, scalar float32."""
     first = next(x for x in tf.nest.flatten(batch) if x is not None)  # of outputs, some may be None
     return tf.cast(tf.shape(first)[0], tf.float32)
-
-
-def hand_over(trainer: KerasTrainer, trained: tf.keras.Model, model: tf.keras.Model, updates: int) -> None:
-    """Copies weights and optimizer state to the user's model, if a copy of it was trained.
-
-    Args:
-      trained: the run's model, with the weights that evaluations use.
-      model: the argument of `KerasTrainer.for_model`.
-      updates: the number of the model's updates so far.
-    """
-    vars(model)[_UPDATES] = max(updates, vars(model).get(_UPDATES, 0))
-    if trained is model:
-        return
-    for theirs, mine in zip(model.weights, trained.weights, strict=True):
-        theirs.assign(mine)
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-    for theirs, mine in zip(model.optimizer.variables, trainer.optimizer_variables, strict=True):
-        theirs.assign(mine)

@@ -1,11 +1,17 @@
-"""A call in a thread of its own; the lock on what threads share."""
+"""A call in a thread of its own; the lock on what threads share; the end of a process whose threads hang."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+
+from ..errors import EXIT_FAILED, one_line
 
 # Held while a thread changes what is the process's: descriptors, environment, warnings, random generators, TensorFlow's
 # start. Another thread's run would change it meanwhile, and would see or restore this run's values.
@@ -29,3 +35,13 @@ def _set_result(future: Future, function: Callable, *arguments: Any) -> None:
         future.set_exception(error)
     finally:
         del future, function, arguments  # which the error's frame would keep
+
+
+def end_process(line: str) -> None:
+    """Prints the line and all threads' stacks, and ends the process, whatever its main thread is doing."""
+    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(2)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    # Not sys.exit: TensorFlow's shut-down would wait for the same peers again.
+    os._exit(EXIT_FAILED)

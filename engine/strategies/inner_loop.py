@@ -22,7 +22,6 @@ from .. import logging
 from ..data.arrays import is_on_gpus
 from ..data.feeds.feed import CallInput, Feed
 from ..errors import NotCompilableError, reason
-from ..health.watchdog import Arrivals
 from ..internals import graphs
 from ..internals.tensorflow import (
     forbid_exchange,
@@ -35,6 +34,7 @@ from ..internals.tensorflow import (
 from ..machine.threads import TRACING
 from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
 from ..state import TrainState
+from .arrivals import Arrivals
 from .checks import StepChecks
 from .loop_result import LoopResult
 from .pace import Pace

@@ -14,12 +14,13 @@ import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
 from ..errors import LostPeerError, UsageError
-from ..health.watchdog import Arrivals, Watchdog
+from ..health.watchdog import Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
 from ..mesh.layout import Mesh
 from ..mesh.shards import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
+from .arrivals import Arrivals
 from .base import Stop
 from .inner_loop import InnerLoop
 from .loop_result import LoopResult

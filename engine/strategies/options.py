@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,15 @@ if TYPE_CHECKING:
 
     from .parameter_server.coordinator import ClusterAddresses
     from .parameter_server.placement import Rule
+
+DEFAULT_TIMEOUT_SECONDS = 600.0  # without progress
+
+
+def default_timeout_seconds() -> float:
+    """Returns 0 (off) under a debugger, else `DEFAULT_TIMEOUT_SECONDS`."""
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 or later
+    is_debugged = sys.gettrace() is not None or (monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID))
+    return 0.0 if is_debugged else DEFAULT_TIMEOUT_SECONDS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
-from ..health.watchdog import FIRST_CALL_FACTOR, Arrivals, Watchdog
+from ..health.watchdog import FIRST_CALL_FACTOR, Watchdog
 from ..internals.tensorflow import seconds_since, timestamp
 from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
+from .arrivals import Arrivals
 from .inner_loop import InnerLoop, StepTrace
 from .loop_result import LoopResult
 

@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import IO
 
-from ...engine.health.peers import DEFAULT_TIMEOUT_SECONDS
+from ...engine.strategies.options import DEFAULT_TIMEOUT_SECONDS
 from ..host import exits
 from . import reaper
 from .template import Template

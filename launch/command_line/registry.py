@@ -98,11 +98,12 @@ def find(kind: str, name: str | None) -> Entry:
 
 
 def _model(module, path: str | None) -> Entry:
-    from ...engine.keras_models.keras_trainer import KerasTrainer
     from ...engine.trainer import Trainer
 
     model = getattr(module, "Model", None)
     if model is None and callable(compiled := getattr(module, "model", None)):
+        from ...engine.keras_models.keras_trainer import KerasTrainer
+
         model = KerasTrainer.for_model(compiled)
     if model is None:
         raise user_files.missing_error("model", path)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
 from types import CodeType, ModuleType
 from typing import Any, TypeGuard
 
 from ..failures import UsageError
 from . import paths, rules
 
+# What `main` does instead of running, with (values of train's flags, trainer class, data); it returns the exit code.
+instead: ContextVar[Callable[[dict[str, Any], Any, Any], int] | None] = ContextVar("instead", default=None)
 NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
 _FIXES = {
     "model": "write class Model(crankshaft.Trainer), or def model() that returns a compiled Keras model",

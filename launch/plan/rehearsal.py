@@ -158,7 +158,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     Raises:
       UsageError: the strategy has no such layout, a step's cost differs by step, or a Keras model has been made.
     """
-    if getattr(config.trainer_class, "is_built", False):
+    if config.trainer_class.is_built:
         raise UsageError(
             f"the model {config.model_entry.name} exists, and a plan needs the function that makes it; pass that to "
             "KerasTrainer.for_model"

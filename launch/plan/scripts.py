@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import contextvars
 import os
 import runpy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ..command_line import user_files
 from ..failures import UsageError
 
-# (values of train's flags, trainer class, data) -> exit code
-Planner = Callable[[dict[str, Any], Any, Any], int]
-planner: contextvars.ContextVar[Planner | None] = contextvars.ContextVar("planner", default=None)  # None: programs run
 
-
-def execute(program: Sequence[str], words: Sequence[str], plan: Planner) -> NoReturn:
+def execute(program: Sequence[str], words: Sequence[str], plan: Callable[[dict[str, Any], Any, Any], int]) -> NoReturn:
     """Executes a program as Python does; its `main` plans, and exits the process.
 
     Args:
       program: a script's path, or -m and a module's name.
       words: the flags that the program finds on its command line.
-      plan: called by `crankshaft.main` instead of running.
+      plan: called by `crankshaft.main` instead of running, see `user_files.instead`.
 
     Raises:
       UsageError: it has ended without `main`; anything else that it raises.
@@ -31,18 +27,12 @@ def execute(program: Sequence[str], words: Sequence[str], plan: Planner) -> NoRe
     # As `python` sets them for a script or a module.
     sys.argv = [name, *words]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.realpath(name))
-    before = planner.set(plan)
+    before = user_files.instead.set(plan)
     try:
         if is_module:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
     finally:
-        planner.reset(before)
+        user_files.instead.reset(before)
     raise UsageError(f"{' '.join(program)} has ended without crankshaft.main, which is what is planned; call it there")
-
-
-def refuse(call: str) -> None:
-    """Raises `UsageError` where a program that is planned would train by another call than `crankshaft.main`."""
-    if planner.get():
-        raise UsageError(f"{call} is not planned, and would train; plan a script that calls crankshaft.main")

@@ -17,7 +17,6 @@ from ...engine.data.streamed import Stream
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period
 from ...engine.hooks.evaluation import FinalWeights
-from ...engine.hooks.recorder import Recorder
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.loop import Loop
 from ...engine.state import TrainState
@@ -33,6 +32,7 @@ from .saved.preprocessor import Names
 
 if TYPE_CHECKING:
     from ...engine.checkpoints.in_memory import Snapshots
+    from ...engine.hooks.recorder import Recorder
 
 
 @dataclasses.dataclass(repr=False, eq=False)

@@ -22,10 +22,9 @@ from ...engine.data.feeds.feed import Feed
 from ...engine.data.order import Order
 from ...engine.data.splits import Data
 from ...engine.errors import reason
-from ...engine.health import watchdog
 from ...engine.inventory import Inventory
-from ...engine.keras_models.keras_trainer import KerasTrainer
 from ...engine.layers.embeddings import shards_in
+from ...engine.machine import threads
 from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
@@ -33,6 +32,7 @@ from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext, StepOptions
 from ...engine.strategies import FeedOptions, ServerOptions, WorkerTask, devices
 from ...engine.strategies.base import Strategy
+from ...engine.strategies.options import default_timeout_seconds
 from ..command_line import checks, registry, rules
 from ..command_line.config import WITHOUT_DATA, Config, steps_from_epochs
 from ..command_line.flags import FIELDS
@@ -40,7 +40,6 @@ from ..command_line.values import plain
 from ..failures import RunError, UsageError
 from ..host import cpu_threads, isolation
 from . import free_bytes, progress
-from .compiled_cache import CompiledCache
 from .data import inputs
 from .data.inputs import Inputs
 from .open_run import Run
@@ -74,7 +73,11 @@ def build_run(
         run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
         steps = train_steps(config, run_inputs.feeds["train"], limits)
         run_inputs.feeds["train"].last_step = steps
-    cache = CompiledCache.pop(config, run_inputs, steps)
+    cache = None
+    if config.trainer_class.is_built:
+        from .compiled_cache import CompiledCache
+
+        cache = CompiledCache.pop(config, run_inputs, steps)
     if cache:
         state = cache.restarted(run_inputs.updates_before)
     else:
@@ -102,7 +105,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
             with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
                 recording.start()
                 recording.join(_RECORD_SECONDS)
-        watchdog.end_process(line)
+        threads.end_process(line)
 
     task = servers = None
     if config.strategy == "multi_worker":
@@ -123,7 +126,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         "one_device" if config.is_evaluator else config.strategy,
         num_virtual_devices=config.num_virtual_devices,
         # A Keras model that is to be trained was made in the scope of a strategy, which is used.
-        distribution=config.trainer_class.strategy() if issubclass(config.trainer_class, KerasTrainer) else None,
+        distribution=config.trainer_class.strategy() if config.trainer_class.is_built else None,
         mesh=rules.mesh_shape(config.mesh),
         shard_optimizer=config.shard_optimizer,
         tpu_address=os.environ.get("TPU_NAME", ""),
@@ -156,7 +159,7 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
 
 def _step_timeout_seconds(config: Config) -> float:
     seconds = config.step_timeout_seconds
-    return watchdog.default_timeout_seconds() if seconds is None else seconds
+    return default_timeout_seconds() if seconds is None else seconds
 
 
 def parallel_micro_batches(config: Config) -> int:
@@ -199,7 +202,7 @@ def build_state(
     """
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     trainer_class = config.trainer_class
-    in_place = issubclass(trainer_class, KerasTrainer) and trainer_class.trains_in_place(strategy.distribution)
+    in_place, exists = trainer_class.trains_in_place(strategy.distribution), trainer_class.is_built
     # What only reads a checkpoint has its shards, so that each id keeps its row.
     trains = config.trains and not config.is_evaluator
     newest = RunDir(config.run_dir).newest() if config.run_dir and not trains else None
@@ -212,7 +215,7 @@ def build_state(
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context
-        if isinstance(trainer, KerasTrainer) and trainer.is_built:
+        if exists:
             before = tf.Variable(run_inputs.updates_before, dtype=tf.int64, trainable=False)
             trainer_context = dataclasses.replace(context, updates_before=before)
         if config.sync_every_steps > 1:
@@ -227,7 +230,6 @@ def build_state(
         return state
 
     try:
-        exists = issubclass(trainer_class, KerasTrainer) and trainer_class.is_built
         if exists and not in_place:
             trainer_class.build_passed(run_inputs.example)
             isolation.keep_random_state()
@@ -307,7 +309,7 @@ def build_checkpoints(
     about["cpu"], about["updated"] = cpu_threads.counts(strategy), state.updated()
     if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
         about["input"] = parts
-    if compile_values := getattr(state.trainer, "compile_values", None):
+    if compile_values := state.trainer.compile_values:
         about["compile"] = compile_values
     if run_inputs.updates_before:
         about["updates_before"] = run_inputs.updates_before

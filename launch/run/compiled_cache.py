@@ -67,8 +67,6 @@ class CompiledCache:
     @staticmethod
     def pop(config: Config, inputs: Inputs, train_steps: int | None) -> CompiledCache | None:
         """Removes the cache from a model; returns it if this run would trace its steps from the same."""
-        if not issubclass(config.trainer_class, KerasTrainer) or not config.trainer_class.is_built:
-            return None
         cache: CompiledCache | None = vars(config.trainer_class.make()).pop(ATTRIBUTE, None)
         return cache if cache is not None and cache.key == _key(config, inputs, train_steps) else None
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import importing
 from ...engine.hooks import Status, Windowed
 from ...engine.hooks.base import Period
-from ...engine.hooks.recorder import Recorder
 from ...engine.meter import Meter, Totals
 from ...engine.state import TrainState
+
+if TYPE_CHECKING:
+    from ...engine.hooks.recorder import Recorder
 
 
 class HistoryRows(list):

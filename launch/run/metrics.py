@@ -11,11 +11,24 @@ import errno
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..command_line.config import Config
 from ..failures import UsageError
 from ..host.serving import Server
 from ..host.serving import serving as served
 
 _LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def serving_run(config: Config, get_run: Callable[[], Any]) -> Iterator[None]:
+    """Serves the metrics of a run within, with the labels that name it, and prints where; see `serving`."""
+    cluster, port = config.cluster, config.metrics_port or 0
+    port += cluster.index if cluster and port and cluster.is_on_one_host else 0
+    labels = {"model": config.model or "", "strategy": config.strategy, "run_dir": config.configured_run_dir or ""}
+    with serving(port, config.bind or "", get_run, {**labels, "task": cluster.task if cluster else "chief"}) as port:
+        if config.is_chief and config.progress != "off":
+            print(f"metrics: http://{config.bind or _LOOPBACK}:{port}/metrics", flush=True)
+        yield
 
 
 @contextlib.contextmanager

@@ -20,7 +20,6 @@ from ...engine.checkpoints.manifest import check_extra
 from ...engine.data.streamed import Stream
 from ...engine.hooks import numerics, saving
 from ...engine.hooks.monitors import reset_patience
-from ...engine.keras_models.keras_trainer import KerasTrainer, hand_over
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
 from .. import explanations
@@ -60,19 +59,19 @@ class Run(BaseRun):
         outcome_writer: RunOutcomeWriter,
         isolation: Isolation,
         stack: contextlib.ExitStack,
-        shown: Callable[[str], Any],
+        page: Callable[[str | None], Any],
     ) -> None:
         """Opens the run, the last step of assembling it.
 
         Args:
           isolation: the run's values of process-wide state, which the program has others of.
           stack: the contexts that closing the run exits.
-          shown: makes the page of the run in a folder.
+          page: makes the page of the run in a folder.
         """
         self.run_dir: str | None = self.config.configured_run_dir
         self.is_open = True
         self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
-        self._shown = shown
+        self._page = page
         self._standby = Standby(self._end_by_signal)
         self._compared: weakref.WeakSet[Stream] = weakref.WeakSet()  # passed streams, by the workers
         self._has_agreed_to_end = False  # by a signal, with the other workers
@@ -214,9 +213,7 @@ class Run(BaseRun):
         Raises:
           UsageError: the run has no run_dir, whose record the page shows.
         """
-        if not self.config.run_dir:
-            raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
-        return self._shown(self.config.run_dir)
+        return self._page(self.config.run_dir)
 
     @property
     def models(self) -> dict[str, tf.keras.Model]:
@@ -544,13 +541,13 @@ class Run(BaseRun):
                 return
             if self._copy is not None:
                 self._copy.refresh()
-            trainer = self.trainer
-            if was_open and self.config.trains and isinstance(trainer, KerasTrainer) and trainer.is_built:
+            trainer: Any = self.trainer
+            if was_open and self.config.trains and trainer.is_built:
                 passed = trainer.make()
                 # One that is trained itself gets an average only once that is done.
                 trains_passed = trainer.model is passed and (self.is_open or not self.config.ema_decay)
                 trained = passed if trains_passed else self._evaluated_trainer().model
-                hand_over(trainer, trained, passed, self.inputs.updates_before + self.step)
+                trainer.hand_over(trained, self.inputs.updates_before + self.step)
 
     def _evaluated_trainer(self) -> Trainer:
         """Returns a trainer with the weights that evaluations use: the run's own, or the copy."""

@@ -17,14 +17,13 @@ from ...engine.checkpoints import Manifest
 from ...engine.data import form
 from ...engine.data.order import Order
 from ...engine.errors import LostPeerError, counted
-from ...engine.health.watchdog import end_process
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
 from ...engine.inventory import Inventory
-from ...engine.keras_models.keras_callbacks import KerasCallbacks
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
+from ...engine.machine.threads import end_process
 from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
@@ -167,7 +166,7 @@ def _make_ready(run: BaseRun) -> None:
         return
     run.is_ready = True
     # A mistake in the evaluation shows now, not after an epoch; the attempt that has left its state in memory had none.
-    is_needed = not run.is_from_memory or any(isinstance(hook, (Monitor, KerasCallbacks)) for hook in run.hooks)
+    is_needed = not run.is_from_memory or any(hook.reads_metrics for hook in run.hooks)
     metrics = run.strategy.evaluation.trace() if run.evaluates and is_needed else ()
     _find_monitored(run, metrics)
     if run.strategy.is_chief and any(issubclass(metric.kind, Confusion) for metric in metrics):
@@ -211,7 +210,7 @@ def choose_jit(run: BaseRun, left: int | None) -> str:
     why = "as this run began"
     if config.jit != "auto":
         state.jit, why = config.jit == "on", "as configured"
-    elif state.jit is None and getattr(run.trainer, "wants_jit", False):
+    elif state.jit is None and run.trainer.wants_jit:
         state.jit, why = True, "as the model is compiled"
     if state.jit is None and left is not None and jit_choice.is_short(left):
         return f"XLA off: not timed, since the run has {counted(left, 'step')} left"
@@ -249,11 +248,8 @@ def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
         monitors = []
     if has_all and named.metric != "loss" and named.find(kinds) is None:  # a slip, even if no hook monitors it
         raise named.not_measured(kinds)
-    for hook in monitors:
-        if hook.monitored.source == "eval" or hook.monitored.find(kinds):
-            hook.resolve(kinds, run.trainer)
-    for callbacks in (hook for hook in run.hooks if isinstance(hook, KerasCallbacks)):
-        callbacks.resolve(kinds)
+    for hook in run.hooks:
+        hook.find_metrics(kinds, run.trainer)
     for monitored in dict.fromkeys(hook.monitored.by_name for hook in monitors):
         run.log(f"monitored: {monitored.described()}")
 
@@ -381,7 +377,7 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
     if stop:
         line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"
         config = run.config
-        is_passed = getattr(config.program_trainer, "is_built", False)
+        is_passed = config.trainer_class.is_built
         again = "command" if config.owns_process else "call"
         if not exit_code or exit_code == EXIT_REGROUP:
             yield line  # a hook has stopped it, or the next attempt continues it by itself

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from crankshaft.engine.health import watchdog
 from crankshaft.engine.health.peers import Peers
-from crankshaft.engine.health.watchdog import Watchdog, default_timeout_seconds
+from crankshaft.engine.health.watchdog import Watchdog
+from crankshaft.engine.strategies.options import default_timeout_seconds
 from crankshaft.launch.cluster.resources import free_ports
 from tests.waiting import PATIENCE, wait_until
 

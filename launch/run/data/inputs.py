@@ -19,7 +19,6 @@ from ....engine.data.order import Order, Origin
 from ....engine.data.source import Source, Spec, Split, unknown_dimensions
 from ....engine.data.splits import Data
 from ....engine.data.streamed import Endless, Stream
-from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.randomness import seed_after
 from ....engine.strategies.base import Strategy
 from ....input.checks import InputError
@@ -122,7 +121,7 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     train = _without_epochs(train, config, strategy, needs_epochs)
     updates_before = 0
     # A run that resumes counts from the updates that the model had as it began, not from those it has now.
-    if config.trains and issubclass(config.trainer_class, KerasTrainer) and config.trainer_class.is_built:
+    if config.trains and config.trainer_class.is_built:
         newest = RunDir(config.run_dir).newest() if config.run_dir else None  # one process alone has such a model
         updates_before = newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
     seed = order_seed(config, updates_before)

@@ -23,7 +23,6 @@ from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import variables
 from ....engine.inventory import Inventory
-from ....engine.keras_models.keras_trainer import KerasTrainer
 from ....engine.layers.embeddings import Embedding
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
@@ -324,8 +323,7 @@ def _all_weights(trainer: Trainer) -> list:
     table_variables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
-    compiled = trainer.optimizer_variables if isinstance(trainer, KerasTrainer) else []
-    return _model_variables(trainer) + table_variables + shadows + compiled
+    return [*_model_variables(trainer), *table_variables, *shadows, *trainer.compiled_variables]
 
 
 def fresh_trainer(run: BaseRun) -> Trainer:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from tensorflow.python.framework import config
 
 from crankshaft.engine.data.arrays import ArraySource, for_device, gather_rows
-from crankshaft.engine.health.watchdog import Arrivals
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.meter import Meter, Segment, Totals
 from crankshaft.engine.metrics.pairs import Mean
@@ -17,6 +16,7 @@ from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, replicated
+from crankshaft.engine.strategies.arrivals import Arrivals
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.multi_worker import resolver, watched_figures
 from crankshaft.engine.strategies.replicated import Replicated

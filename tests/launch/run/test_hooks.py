@@ -342,6 +342,16 @@ class Counts(tf.keras.callbacks.Callback):
         self.ended = state["ended"]
 
 
+class Zeroed(tf.keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        self.model.set_weights([np.zeros_like(weight) for weight in self.model.get_weights()])
+
+
+def test_the_evaluation_of_the_result_is_of_the_weights_that_callbacks_leave():
+    run = crankshaft.run(Line, data=data, hooks=[Zeroed()], train_steps=4, jit="off", progress="off")
+    assert run.result["eval"]["loss"] == pytest.approx(np.mean(LABELS**2), rel=1e-6)
+
+
 class Stateless(tf.keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         self.opened = object()
