@@ -17,7 +17,7 @@ from crankshaft.engine.hooks import Hook
 from crankshaft.engine.loop import Loop
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
-from crankshaft.launch.command_line import checks, config, parsing
+from crankshaft.launch.command_line import checks, configuring, parsing
 from crankshaft.launch.host import process
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data.loading import load
@@ -34,7 +34,7 @@ def tune() -> None:
 def make(run_dir: str, *more: str) -> Run:
     """A run in a run_dir of its own; `more` are flags of launch.train."""
     words = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more]
-    configuration = config.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
+    configuration = configuring.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
     checks.check(configuration)
     strategy = building.make_strategy(configuration)
     allocator.keep_freed_memory_with_tensorflow()

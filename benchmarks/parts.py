@@ -48,8 +48,7 @@ from crankshaft.engine.trainer import Trainer
 from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
-from crankshaft.launch.command_line import checks
-from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line import checks, configuring
 from crankshaft.launch.run.modes.outcome import Outcome
 from crankshaft.launch.run.training import choose_jit
 
@@ -387,7 +386,7 @@ def measured(made, part: str) -> dict[str, Any]:
 def main() -> None:
     part = flags.DEFINE_enum("part", "all", PARTS, "What is timed: a part of a step, or all in turn.")
     values = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
-    config = configs.configure(values, None, False, os.environ)
+    config = configuring.configure(values, None, False, os.environ)
     checks.check(config)
     run = assembly.assemble_run(config, None, ())
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
-from .cluster import discovery, rendezvous, template
+from .cluster import arrival, rendezvous, template
 from .cluster.children import Child, Children, stopped_seconds
 from .cluster.members import Members
 from .cluster.restart_loop import Attempt, RestartLoop
@@ -164,7 +164,7 @@ class _Agent(RestartLoop):
             print_line(f"{self._name} ends: others have notices of preemption, and {least}; the same command resumes")
             self._stop_signal = signal.SIGTERM
         if self._cluster:
-            cluster = discovery.with_newcomers(self._cluster, self._config.files.workers)
+            cluster = arrival.with_newcomers(self._cluster, self._config.files.workers)
         if self._stop_signal and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
         return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config

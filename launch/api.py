@@ -15,8 +15,7 @@ from absl import flags
 
 from . import explanations
 from .assembly import assemble_run, run_to_end
-from .command_line import checks, parsing, rules, user_files
-from .command_line import config as configs
+from .command_line import checks, configuring, parsing, rules, user_files
 from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 
@@ -135,7 +134,7 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
         raise UsageError("a run in Python is not planned, and would train; plan a script that calls crankshaft.main")
     user_files.check_trainer(trainer_class)
     given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
-    config = configs.configure_program(
+    config = configuring.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
     checks.check(config)

@@ -13,23 +13,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from ..engine.machine.threads import PROCESS
-from .cluster import rendezvous, servers, tasks
 from .command_line import checks, user_files
 from .command_line.config import WITHOUT_DATA, Config
 from .failures import UsageError
-from .host import exits, process, signals
+from .host import exits, process
 from .run.data import loading
 from .run.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
     from .run.modes.outcome import Outcome
     from .run.open_run import Run
-
-_START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -71,16 +67,26 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     if config.trains:
         exits.end_left_open(config.configured_run_dir)
     process.prepare()  # from here on a fork may set what libraries read
+    waiting: contextlib.AbstractContextManager = contextlib.nullcontext()
+    guarding: contextlib.AbstractContextManager = contextlib.nullcontext()
     if config.cluster:
-        servers.reach_directly(config.cluster)
+        from .cluster import arrival, rendezvous
+
+        arrival.reach_directly(config.cluster)
+        if not (config.is_evaluator or rendezvous.has_joined(config.cluster)):
+            limit, elastic = config.cluster_timeout_seconds, bool(config.min_workers)
+            waiting = arrival.waiting_for_peers(config.cluster, limit, elastic)
+            guarding = arrival.guarding_start(config.cluster)
     if config.strategy == "parameter_server":
+        from .cluster import servers
+
         servers.fail_fast()
-    joining = None if config.is_evaluator or not config.cluster or rendezvous.has_joined(config.cluster) else config
     is_quiet = config.cluster is not None and not config.debug
     outcome_writer = RunOutcomeWriter(config, began)
     with contextlib.ExitStack() as stack:
         stack.push(outcome_writer.end)
-        stack.enter_context(rendezvous.refusing(config.cluster))
+        if config.cluster:
+            stack.enter_context(rendezvous.refusing(config.cluster))
         if config.mode == "benchmark":
             from .benchmark import result
 
@@ -107,7 +113,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with PROCESS:
-            with _waiting_for_peers(joining), process.quiet_startup(is_quiet):
+            with waiting, process.quiet_startup(is_quiet):
                 import tensorflow as tf
 
                 from ..engine.strategies.base import closing_feeds
@@ -122,7 +128,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 checks.check_named(config)
                 if config.mode == "benchmark":
                     result.check_baseline_work(config)
-                with _guarding_tensorflow_start(joining):
+                with guarding:
                     strategy = building.make_strategy(config, outcome_writer.end_stuck)
             if not process.sets_allocator(os.environ):
                 allocator.keep_freed_memory_with_tensorflow()
@@ -156,41 +162,3 @@ def _page(run_dir: str | None) -> Any:
 
         return report.shown(run_dir)
     raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
-
-
-@contextlib.contextmanager
-def _waiting_for_peers(config: Config | None):
-    """Waits for the other processes, before TensorFlow is imported, which is done within, and afterwards.
-
-    `config`: None of a process that joins none, or did in an earlier run.
-    """
-    if not config:
-        yield
-        return
-    with rendezvous.Rendezvous(config.tasks) as peers:
-        in_step, elastic = config.strategy == "multi_worker", bool(config.min_workers)
-        peers.wait(config.cluster_timeout_seconds, new_attempt=in_step, elastic=elastic)
-        if in_step and config.is_chief and not config.tasks.secret:
-            logging.warning(
-                "UDP heartbeats are not authenticated; set %s, the same random text for all workers",
-                tasks.SECRET,
-            )
-        # A task that hangs here answers its peers all the same.
-        with rendezvous.limited(config.cluster_timeout_seconds + _START_SECONDS):
-            yield
-        peers.wait(config.cluster_timeout_seconds, ready=True)
-
-
-@contextlib.contextmanager
-def _guarding_tensorflow_start(config: Config | None):
-    """Prepares for TensorFlow's joining a cluster, which is done within and holds Python's lock; see above."""
-    if not config:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        # All have come, so it takes moments, unless one ends now: TensorFlow would wait on, and for no SIGTERM.
-        stack.enter_context(rendezvous.limited(_START_SECONDS))
-        stack.enter_context(signals.keeping_sigterm())
-        stack.enter_context(signals.ended_by_ctrl_c())
-        stack.enter_context(rendezvous.refuse_other_hosts(config.tasks))
-        yield

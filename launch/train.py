@@ -24,8 +24,8 @@ from absl.logging import use_absl_handler
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
 from . import assembly, explanations, failures, terminal
-from .command_line import checks, help, parsing, paths, user_files
-from .command_line import config as configs
+from .command_line import checks, configuring, help, parsing, paths, user_files
+from .command_line.config import Config
 from .host import exits, process
 from .host.signals import end_pid_1, interruptible
 from .host.text_files import write_json
@@ -100,7 +100,7 @@ class _Program:
         if plan := user_files.instead.get():
             self.code = plan(given, self._trainer_class, self._data)
             return
-        config = configs.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
+        config = configuring.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # the script's flags in the run that is read
             flags.FLAGS[name].value = value
         checks.check(config)
@@ -112,13 +112,13 @@ class _Program:
                 return
         self._run(config)
 
-    def _attempt(self, config: configs.Config) -> int:
+    def _attempt(self, config: Config) -> int:
         """Makes one attempt at a run, in a fork, and returns its exit code."""
         with self.failures_reported():
             self._run(config)
         return self.code
 
-    def _run(self, config: configs.Config) -> None:
+    def _run(self, config: Config) -> None:
         self._leaves, self._paths = config.coordinates, {}  # a worker may be down
         self.code = assembly.run_to_end(config, self._data, self._hooks).code
         if self.code != failures.EXIT_REGROUP and config.writes_run and config.progress != "off":

@@ -69,15 +69,11 @@ PARTS = {
     "benchmark mode": ("launch/benchmark/",),
     "planner": ("launch/plan/",),
     "launchers": (
-        *("launch/agent.py", "launch/cluster/children.py", "launch/cluster/listeners.py", "launch/cluster/output.py"),
-        *("launch/cluster/reaper.py", "launch/cluster/resources.py", "launch/cluster/restart_loop.py"),
-        *("launch/cluster/restarts.py", "launch/cluster/supervisor.py", "launch/cluster/template.py"),
-        "launch/local.py",
+        *("launch/agent.py", "launch/cluster/children.py", "launch/cluster/output.py", "launch/cluster/reaper.py"),
+        *("launch/cluster/resources.py", "launch/cluster/restart_loop.py", "launch/cluster/restarts.py"),
+        *("launch/cluster/supervisor.py", "launch/cluster/template.py", "launch/local.py"),
     ),
-    "clusters": (
-        *("launch/cluster/discovery.py", "launch/cluster/kubernetes.py", "launch/cluster/rendezvous.py"),
-        *("launch/cluster/slurm.py", "launch/cluster/tf_config.py"),
-    ),
+    "clusters": ("launch/cluster/arrival.py", "launch/cluster/listeners.py", "launch/cluster/rendezvous.py"),
     "models": (
         *("models/classification.py", "models/cnn.py", "models/generation.py", "models/logistic.py", "models/mlp.py"),
         "models/resnet.py",
@@ -88,7 +84,8 @@ PARTS = {
 # Everywhere else in the core an object is passed in; its type may be imported.
 COMPOSING = {
     "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
-    "launch/assembly.py": {"benchmark mode", "page"},
+    "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
+    "launch/command_line/checks.py": {"clusters", "launchers"},
     "launch/command_line/registry.py": {"Keras's models"},
     "launch/run/building.py": {"Keras's models", "parameter servers"},
     "launch/run/hooks.py": {
@@ -100,6 +97,7 @@ COMPOSING = {
         "record",
         "tables",
     },
+    "launch/run/training.py": {"clusters"},
     "launch/train.py": {"launchers"},
 }
 
@@ -116,10 +114,6 @@ NOT_YET = {
     "engine/reduction/all_reduce.py": {"shards of a mesh"},
     "engine/step/batches.py": {"Keras's models"},
     "engine/step/gradients.py": {"shards of a mesh"},
-    "launch/assembly.py": {"clusters", "parameter servers"},
-    "launch/command_line/checks.py": {"clusters", "launchers"},
-    "launch/command_line/config.py": {"clusters"},
-    "launch/command_line/saved_config.py": {"clusters"},
     "launch/host/process.py": {"record"},
     "launch/run/building.py": {"shards of a mesh", "tables"},
     "launch/run/data/inputs.py": {"models", "tables"},
@@ -130,7 +124,7 @@ NOT_YET = {
     "launch/run/saved/model_file.py": {"models", "tables"},
     "launch/run/saved/saved_run.py": {"tables"},
     "launch/run/saved/weights.py": {"shards of a mesh", "tables"},
-    "launch/run/training.py": {"clusters", "memory snapshots"},
+    "launch/run/training.py": {"memory snapshots"},
 }
 
 # What reads the command line or the environment: launch's alone.

@@ -21,8 +21,7 @@ from crankshaft.engine.data.splits import Data
 from crankshaft.engine.machine import environment
 from crankshaft.launch import assembly
 from crankshaft.launch.benchmark.measure import rounds, trace
-from crankshaft.launch.command_line import checks, parsing
-from crankshaft.launch.command_line import config as configs
+from crankshaft.launch.command_line import checks, configuring, parsing
 from crankshaft.launch.run.base import BaseRun
 from crankshaft.launch.run.modes.outcome import Outcome
 from crankshaft.launch.run.training import choose_jit
@@ -94,7 +93,7 @@ def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
         return Outcome({})
 
     given, own = parsing.from_keywords(flags)
-    config = configs.configure_program(given, own, None, data is not None, (), owns_process=False)
+    config = configuring.configure_program(given, own, None, data is not None, (), owns_process=False)
     checks.check(config)
     assembly.assemble_run(config, data, (), own).execute_mode(measure)
     gc.collect()

@@ -25,9 +25,9 @@ from typing import IO
 from ...engine.strategies.options import DEFAULT_TIMEOUT_SECONDS
 from ..host import exits
 from . import reaper
+from .tasks import MARK
 from .template import Template
 
-MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each child
 _POLL_SECONDS = 0.1
 _PEERS_SECONDS = 10.0  # time for a stopped task's peers, which detect it too, to log what they know
 

@@ -15,29 +15,18 @@ from ...engine.machine.requests import Requests, answer_stacks
 from .. import failures
 from ..host import exits, process
 from ..host.signals import Handlers
-from . import discovery, rendezvous
-from .tasks import Cluster, split
+from . import arrival, rendezvous
+from .tasks import Cluster
 
 _POLL_SECONDS = 1.0
 # A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by
 # another (TensorFlow's grpc_eager_service_impl.h, EnqueueHandler): with one alone, as on one core, neither continues.
 _LEAST_THREADS = 2
-_NO_PROXY = "no_grpc_proxy"
 
 
 def fail_fast() -> None:
     """Makes calls to a missing task fail at once. To be called in every task, before TensorFlow starts."""
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
-
-
-def reach_directly(cluster: Cluster) -> None:
-    """Makes this process's calls to the cluster's hosts pass by a proxy, which gRPC would ask. In every task.
-
-    The variable replaces `no_proxy`, whose hosts it keeps (gRPC's http_proxy_mapper.cc).
-    """
-    hosts = (os.environ.get(_NO_PROXY) or os.environ.get("no_proxy") or "").split(",")
-    hosts += [split(address)[0] for _, address in cluster.addresses]
-    os.environ[_NO_PROXY] = ",".join(dict.fromkeys(filter(None, hosts)))
 
 
 def serve(
@@ -101,7 +90,7 @@ def serve(
             exits.leave(failures.fail(failures.EXIT_USAGE, line))
         answer_stacks(requests)
         if run_dir and cluster.kind == "worker" and not cluster.is_chosen:
-            discovery.announce(cluster, run_dir.workers)
+            arrival.announce(cluster, run_dir.workers)
         if not coordinator.came:
             wait.log_progress(f"the coordinator ({chief}) to come")
         if (answering.dismissed.is_set() or warned.is_set()) and not rendezvous.answers(chief):

@@ -12,6 +12,7 @@ from ..failures import UsageError
 from ..host.process import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
+MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task that a supervisor has started
 _SECRET_CHARACTERS = 16
 MOST_TASKS = 1 << 16  # more are a mistake in a variable, which is not expanded
 

@@ -7,8 +7,7 @@ import json
 from collections.abc import Mapping
 
 from ..failures import UsageError
-from .children import MARK
-from .tasks import Cluster, make_cluster
+from .tasks import MARK, Cluster, make_cluster
 
 NAME = "TF_CONFIG"
 

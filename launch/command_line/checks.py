@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ..cluster import discovery, rendezvous, resources
 from ..failures import UsageError
 from ..host import process
 from . import config as configs
@@ -24,13 +24,16 @@ def check(config: Config) -> None:
     Waits only for hosts whose names do not resolve yet, and lets the other tasks of a cluster know of a mistake.
     """
     process.refuse_within_import()
-    with rendezvous.refusing(config.cluster):
+    with contextlib.ExitStack() as stack:
+        if config.cluster:
+            from ..cluster import arrival, rendezvous
+
+            stack.enter_context(rendezvous.refusing(config.cluster))
         conflicts.refuse(config, conflicts.CONFLICTS)
         if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
             raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
-        if config.cluster and not rendezvous.has_joined(config.cluster):
-            discovery.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
-            rendezvous.check_bindable(config.cluster)
+        if config.cluster:
+            arrival.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
         check_placement(config)
         for name in configs.PERIODS:
             if (period := config.values[name]) and period % config.sync_every_steps:
@@ -208,9 +211,13 @@ def check_placement(config: Config) -> None:
 
 def fits(config: Config, workers: int) -> bool:
     """Returns whether the batch, and a mesh, divide over the replicas of so many workers with GPUs as here."""
-    numbers, mesh = config.gpu_numbers, rules.mesh_shape(config.mesh)
-    gpus = len(resources.visible_gpus(os.environ) if numbers is None else numbers)
-    data, left = divmod(workers * max(1, gpus), mesh.get("model", 1))
+    gpus: Sequence | None = config.gpu_numbers
+    mesh = rules.mesh_shape(config.mesh)
+    if gpus is None:
+        from ..cluster.resources import visible_gpus
+
+        gpus = visible_gpus(os.environ)
+    data, left = divmod(workers * max(1, len(gpus)), mesh.get("model", 1))
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)
 
 

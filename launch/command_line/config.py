@@ -1,17 +1,14 @@
-"""A run's configuration: the flags' values, their arguments parsed, and how two configurations differ."""
+"""A run's configuration: the flags' values, and what they say of the run."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
-import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
-
-from absl import flags
 
 from ...engine import logging
 from ...engine.checkpoints import manifest as manifests
@@ -20,12 +17,11 @@ from ...engine.data.splits import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...input import data_json
-from ..cluster import discovery
 from ..cluster.tasks import Cluster
 from ..failures import UsageError, nearest
-from ..host.remote import RemoteFolder, remote_folder
-from . import parsing, paths, registry, saved_config
-from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, USES, Flags, flags_with
+from ..host.remote import RemoteFolder
+from . import parsing, registry, saved_config
+from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, Flags, flags_with
 from .rules import parse_freeze
 from .values import differences, plain, shown
 
@@ -364,131 +360,6 @@ class Config(Flags):
         return plain({"flags": values, "deciding": self.deciding(), "keras": self.keras_defaults})
 
 
-def configure_program(
-    given: Mapping[str, Any],
-    script_values: Mapping[str, Any],
-    trainer_class: type | None,
-    has_data: bool,
-    may_change: Collection[str],
-    **options: Any,
-) -> Config:
-    """Configures a program that calls Crankshaft; its script may define flags. Raises `UsageError`.
-
-    `script_values` are those of the script's flags for this run alone; the flags named by `may_change` do not decide a
-    run's numbers. The rest is as in `configure`.
-    """
-    script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
-    return configure(
-        given,
-        trainer_class,
-        has_data,
-        os.environ,
-        {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
-        given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
-        remote=remote_folder(
-            given.get("run_dir"),
-            {NAMES.tensorboard: given.get("tensorboard_dir"), NAMES.export: given.get("export_dir")},
-        ),
-        **options,
-    )
-
-
-def configure(
-    given: Mapping[str, Any],
-    trainer_class: type | None,
-    has_data: bool,
-    environment: Mapping[str, str],
-    script_flags: Mapping[str, Any] | None = None,
-    given_script_flags: Collection[str] = (),
-    owns_process: bool = True,
-    remote: RemoteFolder | None = None,
-    may_be_endless: bool = False,
-    set_by_data: Collection[str] = (),
-) -> Config:
-    """Makes the configuration from flags' values; imports nothing that they name. Raises `UsageError`.
-
-    Args:
-      given: the values, of a command line or of a call, each in its flag's type.
-      trainer_class: the user's own Trainer, or None: then --model names one.
-      has_data: whether the user's script brings its data: then --input is not needed.
-      environment: the process's variables, where a cluster is described.
-      script_flags: the values of the script's own flags that decide a run's numbers, by name.
-      given_script_flags: names of those that the caller gives; the others are a run's that is read.
-      may_be_endless: whether a run without a length has no end; else it has the default one.
-    """
-    effective = {**vars(Flags()), **given}
-    script, from_run = dict(script_flags or {}), dict[str, Any]()
-    if remote:
-        effective["run_dir"] = remote.folder
-    paths.check(effective)
-    if effective["mode"] in READING:
-        from_run, script_in_run = saved_config.values_from_run(given, effective, environment)
-        effective |= from_run
-        before, chosen = from_run.get("data_dir"), effective["eval_data_dir"]
-        is_moved = before and chosen and not paths.is_pattern(before) and not os.path.exists(before)
-        if is_moved and effective["mode"] in ("eval", "predict") and effective["predict_split"] in (None, "eval"):
-            logging.warning("data_dir=%s of the run is not there, and not needed: %s alone is read", before, chosen)
-            effective["data_dir"] = chosen
-        script |= {
-            name: value for name, value in script_in_run.items() if name in script.keys() - {*given_script_flags}
-        }
-        if trainer_class is None and effective["model"] is None:
-            saved_config.refuse_without_model(effective["run_dir"], effective["mode"])
-    effective["strategy"], cluster = discovery.cluster_from_flags(given, effective, environment)
-    if cluster and cluster.job("evaluator") and effective["mode"] == "train_and_eval":
-        if "mode" in given:
-            raise UsageError(
-                "mode=train_and_eval evaluates within the run, as the evaluator does beside it; use mode=train, or "
-                "leave the evaluator out"
-            )
-        effective["mode"] = "train"
-    _check_uses(given, effective)
-    _check_names(effective, trainer_class, has_data)
-    effective["optimizer"] = effective["optimizer"].lower()
-    has_length = effective["train_steps"] is not None or effective["train_epochs"] is not None
-    if effective["train_steps"] is not None and effective["train_epochs"] is not None:
-        raise UsageError("train_steps and train_epochs are both given; use one of them")
-    if not has_length:
-        effective["train_epochs"] = 10.0
-    for name in PERIODS:  # a default becomes a multiple of the sync period, which a value of the caller's has to be
-        if effective[name] and name not in given:
-            effective[name] = whole_periods(effective[name], effective["sync_every_steps"])
-    return Config(
-        **effective,
-        program_trainer=trainer_class,
-        cluster=cluster,
-        script_flags=dict(sorted(script.items())),
-        owns_process=owns_process,
-        remote=remote,
-        is_endless=may_be_endless and not has_length,
-        from_run=frozenset(from_run),
-        set_by_data=frozenset(set_by_data),
-    )
-
-
-def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_data: bool) -> None:
-    """Raises `UsageError` for a model or an input that is missing, unknown, or beside the script's own."""
-    if trainer_class is None and not has_data and effective["model"] is effective["input"] is None:
-        models, inputs = (", ".join(registry.NAMES[kind]) for kind in ("model", "input"))
-        raise UsageError(
-            f"model and input are missing; use e.g. model=mlp input=digits: there are the models {models}, and the "
-            f"inputs {inputs}"
-        )
-    if trainer_class is None:
-        registry.check_name("model", effective["model"])
-    elif effective["model"] not in (None, trainer_class.__name__):
-        raise UsageError(
-            f"model={effective['model']} is given, but this script trains {trainer_class.__name__}; omit it"
-        )
-    if trainer_class and not has_data and not effective["input"]:
-        raise UsageError(
-            f"data is missing for {trainer_class.__name__}; give data=(train, eval), or a function that returns it, or "
-            f"name an input: {', '.join(registry.NAMES['input'])}"
-        )
-    if not has_data or effective["input"]:
-        registry.check_name("input", effective["input"])
-
-
 def steps_from_epochs(epochs: float, steps_per_epoch: int) -> int:
     """Converts a number of epochs, as a decimal (1.1 is 11/10), to steps."""
     return math.ceil(Fraction(repr(epochs)) * steps_per_epoch)
@@ -504,23 +375,3 @@ def data_config(run_dir: str) -> Config:
     path, saved = RunDir(run_dir).config, saved_config.load(run_dir)
     values = saved_config.typed_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
     return Config(**values, run_dir=run_dir, mode="predict")
-
-
-def _check_uses(given: Mapping[str, Any], effective: Mapping[str, Any]) -> None:
-    """Raises `UsageError` for the first flag of the caller's that the run would ignore.
-
-    Args:
-      effective: the run's, of all flags: a caller may leave some to the run that is read.
-    """
-    defaults = vars(Flags())
-    for name, (other, *choices) in USES.items():
-        value = given.get(name, defaults[name])
-        is_never = name.endswith("_every_steps") and value == 0  # 0 is obeyed everywhere
-        if value == defaults[name] or is_never:
-            continue
-        words = " ".join(f"{name}={word.partition('=')[2]}" for word in parsing.to_words({name: value}))
-        if not choices and effective[other] == defaults[other]:
-            raise UsageError(f"{words} has no use without {other}; give that too, or leave {name} out")
-        if choices and effective[other] not in choices:
-            fix = " or ".join(f"{other}={choice}" for choice in choices)
-            raise UsageError(f"{words} has no use with {other}={effective[other]}; use {fix}, or leave {name} out")

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import terminal
 from ..cluster import tf_config
-from ..command_line import checks, command_flags, parsing, paths
-from ..command_line import config as configs
+from ..command_line import checks, command_flags, configuring, parsing, paths
 from ..command_line.rules import Boolean, Number, Text, flag
 from ..failures import UsageError
 from ..host import process
@@ -135,7 +134,7 @@ def configured(
     # As the first of so many tasks would be configured; nothing is started at the addresses.
     cluster = {"worker": [f"127.0.0.1:{_FIRST_PORT + index}" for index in range(hosts)]}
     environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-    config = configs.configure(values, trainer_class, has_data, environment)
+    config = configuring.configure(values, trainer_class, has_data, environment)
     checks.check_placement(config)
     return config
 

@@ -7,7 +7,7 @@ import threading
 from ...engine.hooks import Status
 from ...engine.hooks.base import Periodic
 from ...engine.strategies.base import Stop
-from ..cluster import discovery, members, rendezvous
+from ..cluster import arrival, members, rendezvous
 from ..command_line import checks
 from ..command_line.config import Config
 from ..failures import EXIT_REGROUP
@@ -38,7 +38,7 @@ class IncludeWorkers(Periodic):
             returned = [
                 (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
             ]
-            self._waiting = returned + (discovery.newcomers(self._cluster, newcomers) if newcomers else [])
+            self._waiting = returned + (arrival.newcomers(self._cluster, newcomers) if newcomers else [])
 
     def act(self, status: Status) -> None:
         waiting, now = self._waiting, self._cluster.num_workers

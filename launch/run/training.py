@@ -29,7 +29,6 @@ from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Interrupted, Stop
 from ...engine.trainer import computes_metrics
-from ..cluster.rendezvous import describe_peers
 from ..command_line import config as configs
 from ..command_line.values import short
 from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError, print_line
@@ -413,6 +412,8 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         f"{described['name']}, {counted(described['replicas'], 'replica')}"
     )
     if config.cluster and (absent := config.cluster.absent):
+        from ..cluster.rendezvous import describe_peers
+
         now, step = config.cluster.num_workers, manifest.step if manifest else 0
         text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"
     if manifest is None:

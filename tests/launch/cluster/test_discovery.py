@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import discovery, rendezvous, slurm
+from crankshaft.launch.cluster import arrival, discovery, rendezvous, slurm
 from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.tasks import Cluster, Tasks, split
 from crankshaft.launch.command_line import checks
@@ -167,7 +167,7 @@ def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
     cluster = discovery.assign_kinds(tasks, 2, True, {})
     assert [name for name, _ in cluster.addresses] == ["chief", "worker 0", "worker 1", "ps 0", "ps 1", "evaluator"]
     assert cluster.task == "evaluator"
-    line = discovery.describe(cluster)
+    line = arrival.describe(cluster)
     assert line == "cluster: evaluator, task 5 of 1 chief, 2 workers, 2 ps, 1 evaluator; from here"
     with pytest.raises(UsageError, match="here has 6 tasks, too few for a coordinator, a worker, num_ps=4 servers and"):
         discovery.assign_kinds(tasks, 4, True, {})
@@ -176,7 +176,7 @@ def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
 def test_a_host_without_an_address_is_named_once_it_was_waited_for():
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):
-        discovery.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.1)
+        arrival.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.1)
 
 
 def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
@@ -184,7 +184,7 @@ def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.1)
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with caplog.at_level("WARNING", logger="crankshaft"), pytest.raises(UsageError):
-        discovery.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.4)
+        arrival.wait_for_addresses(discovery.assign_kinds(tasks, 0, False, {}), 0.4)
     (record,) = caplog.records
     assert record.getMessage().startswith(
         "worker 0 waits for worker 1's host, no-such-host.invalid, to have an address"
@@ -211,22 +211,22 @@ FLAGS = {
 @pytest.mark.parametrize("mistake", FLAGS)
 def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
     from crankshaft.launch import train
-    from crankshaft.launch.command_line import config
+    from crankshaft.launch.command_line import configuring
 
     arguments, said = FLAGS[mistake]
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     with pytest.raises(UsageError) as error:
-        config.configure(given, None, False, {})
+        configuring.configure(given, None, False, {})
     assert said in error.value.message
     assert "\n" not in error.value.message
 
 
 def asked(*arguments: str, **environment: str):
     from crankshaft.launch import train
-    from crankshaft.launch.command_line import config
+    from crankshaft.launch.command_line import configuring
 
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
-    return config.configure(given, None, False, environment)
+    return configuring.configure(given, None, False, environment)
 
 
 @pytest.mark.parametrize(
@@ -343,25 +343,25 @@ def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_p
     chief, worker, server, newcomer, gone = (f"127.0.0.1:{port}" for port in free_ports(5))
     cluster = Cluster((("chief", chief), ("worker 0", worker), ("ps 0", server)), 0)
     notes = tmp_path / "workers"
-    assert discovery.newcomers(cluster, str(notes)) == []
+    assert arrival.newcomers(cluster, str(notes)) == []
     for address in (worker, newcomer, gone, "no address", "..:1"):
-        discovery.announce(Cluster((("worker 0", address),), 0), str(notes))
+        arrival.announce(Cluster((("worker 0", address),), 0), str(notes))
     with serving(newcomer), serving(worker):
-        assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
-        joined = discovery.with_newcomers(cluster, str(notes))
+        assert arrival.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
+        joined = arrival.with_newcomers(cluster, str(notes))
         assert (joined.job("worker"), joined.task) == ((worker, newcomer), "chief")
-        assert discovery.newcomers(joined, str(notes)) == []
+        assert arrival.newcomers(joined, str(notes)) == []
         monkeypatch.setattr(time, "time", lambda: 0.0)  # this host's clock is not the file server's
-        assert discovery.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
+        assert arrival.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
         os.utime(notes / newcomer, (0, 0))  # it has left, and another program has its port
-        assert discovery.newcomers(cluster, str(notes)) == []
+        assert arrival.newcomers(cluster, str(notes)) == []
 
 
 def test_a_newcomer_takes_the_place_of_a_worker_that_has_left(tmp_path):
     chief, worker, left, server, newcomer = (f"127.0.0.1:{port}" for port in free_ports(5))
     cluster = Cluster((("chief", chief), ("worker 0", left), ("worker 1", worker), ("ps 0", server)), 0)
-    assert discovery.with_newcomers(cluster, str(tmp_path)).addresses == cluster.addresses  # it is awaited
-    discovery.announce(Cluster((("worker 0", newcomer),), 0), str(tmp_path))
+    assert arrival.with_newcomers(cluster, str(tmp_path)).addresses == cluster.addresses  # it is awaited
+    arrival.announce(Cluster((("worker 0", newcomer),), 0), str(tmp_path))
     with serving(newcomer), serving(worker):
-        joined = discovery.with_newcomers(cluster, str(tmp_path))
+        joined = arrival.with_newcomers(cluster, str(tmp_path))
     assert joined.addresses == (*cluster.addresses[:1], ("worker 0", newcomer), *cluster.addresses[2:])

@@ -15,7 +15,7 @@ import pytest
 from crankshaft import input as inputs
 from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
-from crankshaft.launch.command_line import checks, config, parsing, registry, rules, saved_config, values
+from crankshaft.launch.command_line import checks, configuring, parsing, registry, rules, saved_config, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.failures import UsageError
@@ -28,7 +28,7 @@ OF_THE_RUN = (
 
 
 def asked(*words, script: type | None = None) -> Config:
-    return config.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
+    return configuring.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
 
 
 def checked(*words, script: type | None = None) -> Config:

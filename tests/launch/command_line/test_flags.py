@@ -11,7 +11,7 @@ import pytest
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
 from crankshaft.launch import command, failures, local, train
-from crankshaft.launch.cluster import rendezvous, servers
+from crankshaft.launch.cluster import arrival, rendezvous, servers
 from crankshaft.launch.cluster.supervisor import Supervisor
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import FIELDS, USES
@@ -76,7 +76,7 @@ def started(*arguments, **named):
 @pytest.fixture
 def ends(monkeypatch, tmp_path, capsys):
     """`ends(main, *arguments)`: the one line with which a command ends by code 2, or None where it would start."""
-    for place, name in ((process, "prepare"), (servers, "reach_directly"), (servers, "fail_fast"), (loading, "load")):
+    for place, name in ((process, "prepare"), (arrival, "reach_directly"), (servers, "fail_fast"), (loading, "load")):
         monkeypatch.setattr(place, name, lambda *arguments: None)
     starts = ((building, "make_strategy"), (rendezvous, "Rendezvous"), (servers, "serve"), (Supervisor, "run"))
     for place, name in starts:

@@ -8,6 +8,8 @@ An iterator that calls Python is waited for by whoever frees it, for ever where 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.hooks import every_steps
+from docs.layout import FOLDERS, ROOT
+from tests.test_imports import NOT_YET, PARTS, part_of
 from tests.waiting import PATIENCE, wait_until
 
 PROGRAM = """
@@ -86,7 +90,7 @@ def warn(*_):
 
 def without_setup():
     before = setup()
-    fit()
+    crankshaft.run(model="mlp", input="digits", train_steps=2, **short)
     modules = [name for name in sys.modules if name.startswith("crankshaft.")]
     loss = fit(hooks=[every_steps(1, warn)], run_dir=sys.argv[1])
     return [loss, setup() == before and all(each == before for each in during), modules]
@@ -148,17 +152,44 @@ def test_first_runs_of_two_threads_start_at_once_as_each_alone(program):
     assert program[0]["threads"] == [2, True]
 
 
-def test_a_plain_run_imports_no_part_that_it_does_not_have(program):
+# What the core still imports of parts, and what each run has.
+LOADED = {"models", "record"}.union(*NOT_YET.values())
+
+
+def test_a_plain_run_loads_no_part_that_it_does_not_have(program):
     modules = program[0]["of a fork before the start"][2]
-    assert "crankshaft.launch.run.training" in modules
-    parts = (
-        *("strategies.parameter_server", "strategies.multi_worker", "reduction.local_sgd", "checkpoints.in_memory"),
-        *("hooks.tensorboard", "hooks.snapshots", "hooks.eviction", "hooks.request_handler"),
-    )
-    of_launch = ("benchmark.mode", "benchmark.measure", "cluster.members", "cluster.supervisor", "dashboard.server")
-    of_launch += ("plan.main", "run.modes.predicting", "run.modes.generate", "run.modes.export", "run.saved.saved_run")
-    names = (*(f"crankshaft.engine.{part}" for part in parts), *(f"crankshaft.launch.{part}" for part in of_launch))
-    assert [module for module in modules if module.startswith(names)] == []
+    assert {"crankshaft.launch.run.training", "crankshaft.models.mlp"} <= {*modules}
+    paths = {module: part_of(module.removeprefix("crankshaft.").replace(".", "/")) for module in modules}
+    assert [module for module, part in paths.items() if part and part not in LOADED] == []
+    modes = ("modes.predicting", "modes.generate", "modes.export", "saved.saved_run")
+    assert [module for module in modules if module.endswith(modes)] == []
+
+
+# Each by itself, and all others together.
+DELETED = [("parameter servers",), ("tables",), ("Keras's models",), ("page",), ("planner",), ("benchmark mode",)]
+OTHERS = tuple(part for part in PARTS if (part,) not in DELETED)
+MLP = """
+import crankshaft
+run = crankshaft.run(model="mlp", input="digits", train_steps=5, jit="off", progress="off")
+assert run.step == 5, run
+print(crankshaft.__file__)
+"""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("parts", [*DELETED, OTHERS], ids=lambda parts: parts[0] if len(parts) == 1 else "others")
+def test_a_plain_run_needs_no_part_that_it_does_not_have(tmp_path, parts):
+    if not (deleted := {*parts} - LOADED):
+        pytest.skip("the core still imports it")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tmp_path / "crankshaft" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "__init__.py", tmp_path / "crankshaft")
+    for place in (tmp_path / "crankshaft" / place for part in deleted for place in PARTS[part]):
+        shutil.rmtree(place) if place.is_dir() else place.unlink()
+    where = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", MLP], capture_output=True, text=True, env=where, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1].startswith(str(tmp_path))
 
 
 def test_a_program_keeps_its_logging(program):
