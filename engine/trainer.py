@@ -37,8 +37,10 @@ class Trainer(tf.Module):
       run_context: the run's options, the number of classes, and a batch of one example.
       reduction: the sums across replicas.
 
-    A class may set `predictions_memory_mb`: MiB of predictions kept in memory for `compute_metrics`; larger ones are in
-    temporary files.
+    A class may set
+      predictions_memory_mb: MiB of predictions kept in memory for `compute_metrics`; more are in temporary files.
+      needs_labels, needs_classes: whether data must have labels; and the number of classes, with features in one array.
+      logits_kind: which logits `forward` outputs, "clicks" or "classes", by which predictions are described.
 
     After `build` the engine sets `inventory`, the objects in the attributes.
     """
@@ -46,6 +48,8 @@ class Trainer(tf.Module):
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
+    needs_labels = needs_classes = False
+    logits_kind: str | None = None
 
     def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
@@ -62,6 +66,21 @@ class Trainer(tf.Module):
     def trains_in_place(cls, distribution: tf.distribute.Strategy) -> bool:
         """Returns whether a model that comes from elsewhere is trained itself, and not a copy of it."""
         return False
+
+    @classmethod
+    def find_classes(cls, split: Any, **arguments: Any) -> int | None:
+        """Returns the number of classes of a split whose data does not say it, of a trainer with these arguments."""
+        return None
+
+    def check_compatible(
+        self, checkpoint: str, arguments: Mapping[str, Any], vocabulary: Mapping[str, int] | None = None
+    ) -> None:
+        """Raises `UsageError` if a checkpoint's weights would have another meaning in this trainer.
+
+        Args:
+          arguments: the `model_arg`s of the trainer that wrote it.
+          vocabulary: that of its data; None where the data is known to be the same.
+        """
 
     # -- to override --------------------------------------------------------------------------------------------------
 

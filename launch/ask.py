@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import visible
-from ..engine.machine import events, requests
+from ..engine.machine import events, requests, threads
 from .command_line import command_flags
 from .command_line.rules import Number, Text, flag
 from .failures import RunError, UsageError, nearest
@@ -75,7 +75,7 @@ def _check_runs(run_dir: str, task: str | None) -> None:
         if event["event"] in ("start", "cluster", "end", "restart"):
             last[event["event"]] = event
     start, cluster, end, restart = (last.get(kind, {}) for kind in ("start", "cluster", "end", "restart"))
-    pid, space = start.get("pid"), events.pid_space()
+    pid, space = start.get("pid"), threads.pid_space()
     is_gone = space and start.get("pid_space") == space and pid is not None and not process.is_alive(pid)
     if restart and (end or is_gone):
         raise RunError(f"{run_dir}: the run restarts, since {restart.get('cause')}; ask again in a minute")

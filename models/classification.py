@@ -21,6 +21,8 @@ class Classifier(Trainer):
     """
 
     class_weight = None
+    needs_labels = needs_classes = True
+    logits_kind = "classes"
 
     def __init__(self, class_weight: tuple[float, ...] | None = None):
         super().__init__()

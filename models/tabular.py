@@ -50,6 +50,8 @@ class Tabular(Trainer):
       evict_after: with `table_capacity`, the steps without an id after which its row is freed for others; 0 is never.
     """
 
+    needs_labels = True
+
     def __init__(
         self,
         task: str = "auto",
@@ -75,6 +77,36 @@ class Tabular(Trainer):
     def splits_batch(cls, table_capacity: int = 0, **arguments) -> bool:
         return not table_capacity  # a table that assigns rows must see a batch only once
 
+    @classmethod
+    def find_classes(cls, split, task: str = "auto", **arguments) -> int | None:
+        example = form.fields(split.element_spec)
+        is_open = split.as_arrays() is None and task == "auto" and not {"user", "item"} <= set(example.features)
+        if is_open and tf.as_dtype(example.labels.dtype).is_floating:
+            raise UsageError(
+                f"{cls.__module__}: the labels are floats that are read as training goes, so whether they are clicks "
+                "(0 and 1) or numbers is not known; use model_arg=task=clicks or model_arg=task=ratings"
+            )
+        return form.num_classes(split)
+
+    def check_compatible(self, checkpoint, arguments, vocabulary=None) -> None:
+        capacity = arguments.get("table_capacity")
+        if self.needs_capacity and capacity not in (None, self.table_capacity):
+            raise UsageError(
+                f"{checkpoint} has rows of crosses that are hashed by table_capacity={capacity}, and "
+                f"table_capacity={self.table_capacity} gives crosses others; keep it, or begin a run without crosses"
+            )
+        if vocabulary is None or self.accepts_any_id:
+            return
+        # Features have their rows in one table, one after the other, so the last alone may have more ids than before.
+        for field in self.fields:
+            rows = vocabulary.get(field.feature, field.rows)
+            if rows > field.rows or (rows != field.rows and (field.feature != self.fields[-1].feature or field.column)):
+                raise UsageError(
+                    f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in {checkpoint}: its table's "
+                    "rows would be those of other ids; begin a run with model_arg=table_capacity=N or "
+                    "model_arg=hash_buckets=N, which has room for ids to come"
+                )
+
     def build(self) -> None:
         classes = self.run_context.num_classes or 0
         if classes > 2 and self.task != "ratings" and not (self.task == "auto" and self._has_ratings_names):
@@ -83,6 +115,7 @@ class Tabular(Trainer):
                 "number; give labels of two classes, or use model_arg task=ratings if they are numbers"
             )
         self.fields = self._find_fields()
+        self.logits_kind = "clicks" if self.predicts_clicks else None
         self.build_tables()
         super().build()
 

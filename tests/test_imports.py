@@ -55,7 +55,7 @@ PARTS = {
     "elastic members": ("launch/cluster/members.py", "launch/run/joining.py"),
     "memory snapshots": (
         *("engine/checkpoints/in_memory.py", "engine/checkpoints/slots.py", "engine/hooks/snapshots.py"),
-        "launch/cluster/task_memory.py",
+        *("launch/cluster/task_memory.py", "launch/run/snapshots.py"),
     ),
     "TensorBoard": ("engine/hooks/tensorboard/",),
     "record": (
@@ -87,7 +87,7 @@ COMPOSING = {
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
     "launch/command_line/checks.py": {"clusters", "launchers"},
     "launch/command_line/registry.py": {"Keras's models"},
-    "launch/run/building.py": {"Keras's models", "parameter servers"},
+    "launch/run/building.py": {"Keras's models", "parameter servers", "shards of a mesh"},
     "launch/run/hooks.py": {
         "Keras's models",
         "TensorBoard",
@@ -97,7 +97,8 @@ COMPOSING = {
         "record",
         "tables",
     },
-    "launch/run/training.py": {"clusters"},
+    "launch/run/modes/export.py": {"tables"},
+    "launch/run/training.py": {"clusters", "memory snapshots", "shards of a mesh"},
     "launch/train.py": {"launchers"},
 }
 
@@ -112,19 +113,9 @@ NOT_YET = {
     "engine/optimizers/averaging.py": {"shards of a mesh"},
     "engine/optimizers/base.py": {"shards of a mesh"},
     "engine/reduction/all_reduce.py": {"shards of a mesh"},
-    "engine/step/batches.py": {"Keras's models"},
     "engine/step/gradients.py": {"shards of a mesh"},
-    "launch/host/process.py": {"record"},
-    "launch/run/building.py": {"shards of a mesh", "tables"},
-    "launch/run/data/inputs.py": {"models", "tables"},
-    "launch/run/free_bytes.py": {"tables"},
-    "launch/run/modes/export.py": {"tables"},
     "launch/run/modes/generate.py": {"models"},
-    "launch/run/progress.py": {"shards of a mesh"},
-    "launch/run/saved/model_file.py": {"models", "tables"},
-    "launch/run/saved/saved_run.py": {"tables"},
-    "launch/run/saved/weights.py": {"shards of a mesh", "tables"},
-    "launch/run/training.py": {"memory snapshots"},
+    "launch/run/saved/weights.py": {"shards of a mesh"},
 }
 
 # What reads the command line or the environment: launch's alone.

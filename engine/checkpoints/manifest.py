@@ -62,6 +62,16 @@ class Manifest:
         """The path of the record itself."""
         return self.prefix + SUFFIX
 
+    @property
+    def table_shards(self) -> int:
+        """The largest number of shards of its tables with `admit_after`; 0 without any.
+
+        Used as `num_servers`, it restores their number of shards, on which ids' rows depend. Rows of all other tables
+        can be read into any number of shards.
+        """
+        matches = (re.search(r"/admissions/(\d+)/keys/\.ATTRIBUTES/", key) for key in self.variables)
+        return max((1 + int(match[1]) for match in matches if match), default=0)
+
     def other_data(self, about: dict) -> set[str]:
         """Returns the splits whose `about["data"]` differs; a split that one side lacks counts as equal.
 

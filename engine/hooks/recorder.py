@@ -17,8 +17,9 @@ from typing import Any
 from .. import logging
 from ..inventory import Inventory
 from ..machine import environment
-from ..machine.events import VERSION, EventLog, pid_space
+from ..machine.events import VERSION, EventLog
 from ..machine.pauses import Pauses
+from ..machine.threads import pid_space
 from ..meter import Meter, Totals
 from ..state import TrainState
 from .background import BackgroundThread

@@ -21,6 +21,7 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.utils import rng_utils
 
 from ..errors import UsageError
@@ -817,3 +818,19 @@ class _LocalUpdates(tf.keras.optimizers.Optimizer):
 def profiles_batches(callback: tf.keras.callbacks.TensorBoard) -> bool:
     """Returns whether a callback traces the batches that its `profile_batch` names."""
     return callback._should_trace
+
+
+def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Replaces labels [batch, ...] that are not finite by 0 where their weights, [batch] or [batch, ...], are 0.
+
+    A missing label may be NaN. Its loss times 0 would be NaN, and so would its gradient.
+    """
+    if not labels.dtype.is_floating:
+        return labels
+    weights = squeeze_or_expand_to_same_rank(labels, expand_to_rank(weights, labels.shape.rank))[1]
+    return tf.where((weights == 0) & ~tf.math.is_finite(labels), tf.zeros_like(labels), labels)
+
+
+def expand_to_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
+    """Adds axes of size 1 to weights, up to a rank."""
+    return tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (rank - weights.shape.rank)])

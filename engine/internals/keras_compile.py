@@ -16,7 +16,7 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from ..errors import UsageError
-from .keras import TakenOver, optimizers_in
+from .keras import TakenOver, expand_to_rank, optimizers_in, without_missing
 
 # Convert a loss's labels, [..., classes] or integers, to classes; -1 is no class.
 _CLASSES_BY: dict[Callable, Callable] = {
@@ -371,7 +371,7 @@ class Losses(CompileLoss):
         counted = (labels >= 0) & (labels < predictions.shape[-1])
         for factor in (mask, None if weights is None else weights != 0):
             if factor is not None:
-                counted &= squeeze_or_expand_to_same_rank(values, _expand_to_rank(factor, values.shape.rank))[1]
+                counted &= squeeze_or_expand_to_same_rank(values, expand_to_rank(factor, values.shape.rank))[1]
         return Classified(labels, predictions, counted)
 
     def _by_output(self, weights) -> Any:
@@ -405,7 +405,7 @@ def _output_loss(loss, y_true, y_pred, weights) -> OutputLoss:
         y_true = without_missing(y_true, weights)
     values, mask = _values(loss, y_true, y_pred)
     values = tf.cast(values, tf.float32)  # by set_floatx, or a dtype of its own, it may be of 16 bits
-    weights = None if weights is None else _expand_to_rank(tf.cast(weights, values.dtype), values.shape.rank)
+    weights = None if weights is None else expand_to_rank(tf.cast(weights, values.dtype), values.shape.rank)
     weights = apply_mask(weights, mask, dtype=values.dtype, reduction="sum")
     if weights is not None:
         values, weights = squeeze_or_expand_to_same_rank(values, weights)
@@ -449,22 +449,7 @@ def _values(loss, y_true, y_pred) -> tuple[tf.Tensor, tf.Tensor | None]:
 def beside_mask(weights: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
     """Returns weights [n] or [n, ...] in a shape that Keras's metrics multiply by the mask of these outputs."""
     mask = get_mask(y_pred)
-    return weights if mask is None else _expand_to_rank(weights, mask.shape.rank)
-
-
-def without_missing(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Replaces labels [batch, ...] that are not finite by 0 where their weights, [batch] or [batch, ...], are 0.
-
-    A missing label may be NaN. Its loss times 0 would be NaN, and so would its gradient.
-    """
-    if not labels.dtype.is_floating:
-        return labels
-    weights = squeeze_or_expand_to_same_rank(labels, _expand_to_rank(weights, labels.shape.rank))[1]
-    return tf.where((weights == 0) & ~tf.math.is_finite(labels), tf.zeros_like(labels), labels)
-
-
-def _expand_to_rank(weights: tf.Tensor, rank: int) -> tf.Tensor:
-    return tf.reshape(weights, [*tf.unstack(tf.shape(weights)), *[1] * (rank - weights.shape.rank)])
+    return weights if mask is None else expand_to_rank(weights, mask.shape.rank)
 
 
 class Metric(NamedTuple):

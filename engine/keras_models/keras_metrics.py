@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError, reason
-from ..internals import keras_compile
+from ..internals import keras, keras_compile
 from ..metrics.means import combined, weighed_by
 from ..metrics.pairs import KerasSums
 from . import trials
@@ -71,7 +71,7 @@ class KerasMetric:
         if not all(x.shape.rank for x in arguments):
             raise UsageError(f"KerasMetric of {self._metric.name} got a single number; pass one entry per example")
         if len(arguments) == 3:
-            arguments[0] = keras_compile.without_missing(arguments[0], arguments[2])
+            arguments[0] = keras.without_missing(arguments[0], arguments[2])
 
         def weigh(examples):
             if sample_weight is None:  # one number per example, which Keras's metrics accept for any shape of y_true

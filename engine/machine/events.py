@@ -205,13 +205,6 @@ def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
                 yield event, line
 
 
-def pid_space() -> str:
-    """Names the processes among which a process ID is one: of this boot and PID namespace; empty if unknown."""
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    return ""
-
-
 def newest_step(path: str | None) -> int:
     """Returns the newest step of a record; 0 without one."""
     recorded = read(path) if path and os.path.isfile(path) else ()

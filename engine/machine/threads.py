@@ -1,4 +1,4 @@
-"""A call in a thread of its own; the lock on what threads share; the end of a process whose threads hang."""
+"""A call in a thread of its own; the lock on what threads share; the end of a process, and where its ID counts."""
 
 from __future__ import annotations
 
@@ -45,3 +45,10 @@ def end_process(line: str) -> None:
         sys.stdout.flush()
     # Not sys.exit: TensorFlow's shut-down would wait for the same peers again.
     os._exit(EXIT_FAILED)
+
+
+def pid_space() -> str:
+    """Names the processes among which a process ID is one: of this boot and PID namespace; empty if unknown."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..data import form
 from ..errors import UsageError
-from ..internals.keras_compile import without_missing
+from ..internals.keras import without_missing
 from ..metrics.means import as_pair
 from ..metrics.pairs import Mean
 from .context import step_context

@@ -15,8 +15,8 @@ from typing import Any
 from ...engine.checkpoints import RunDir
 from ...engine.checkpoints.run_dir import NAMES
 from ...engine.errors import reason
-from ...engine.machine.events import pid_space
 from ...engine.machine.files import folder_below, open_regular
+from ...engine.machine.threads import pid_space
 from ...engine.metrics.monitored import Monitored
 from ..benchmark import benchmark_report
 from ..command_line.flags import Flags

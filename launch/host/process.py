@@ -21,7 +21,7 @@ from filelock import SoftFileLock, Timeout, lock_descriptor
 
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.machine import allocator, cpus, events
+from ...engine.machine import allocator, cpus, threads
 from ...engine.machine.files import open_lock, temporary_folder
 from ...engine.machine.threads import PROCESS
 from .. import terminal
@@ -359,7 +359,7 @@ class LockedRunDir:
             *(self._run_dir, _OWNER),
         )
         # Its third word begins with the boot of the host, which may have this one's name (filelock's start token).
-        words, boot = self._owner_words(), int(events.pid_space().partition(" ")[0].replace("-", "") or "0", 16)
+        words, boot = self._owner_words(), int(threads.pid_space().partition(" ")[0].replace("-", "") or "0", 16)
         is_elsewhere = len(words) == 3 and words[2].isdecimal() and int(words[2]) >> 64 not in (0, boot)
         try:
             if is_elsewhere:
@@ -425,14 +425,14 @@ def _try_flock(lock: int, run_dir: str) -> bool:
         return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
-        os.write(lock, f"{os.getpid()} {socket.gethostname()} {events.pid_space()}".encode())
+        os.write(lock, f"{os.getpid()} {socket.gethostname()} {threads.pid_space()}".encode())
     return True
 
 
 def _described(holder: str) -> tuple[str, bool]:
     """Describes who holds a lock, by its words, and what to do; also returns whether that is of another host."""
     pid, host, space = [*holder.split(maxsplit=2), "", "", ""][:3]
-    is_here = host in ("", socket.gethostname()) and space in ("", events.pid_space())  # hosts may have one name
+    is_here = host in ("", socket.gethostname()) and space in ("", threads.pid_space())  # hosts may have one name
     if is_here and pid == str(os.getpid()):
         return f"by process {pid}, which is this one; close its run", False
     if pid and not is_here:

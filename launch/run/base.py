@@ -27,7 +27,6 @@ from ..command_line.config import Config, whole_periods
 from ..host.signals import Signals
 from .data.inputs import Inputs
 from .history import History
-from .saved import model_file
 from .saved.preprocessor import Names
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ class BaseRun:
 
     @property
     def logits_kind(self) -> str | None:
-        """The kind of logits that the trainer's `forward` outputs; see `model_file.logits_kind`."""
-        return model_file.logits_kind(self.trainer)
+        """The kind of logits that the trainer's `forward` outputs."""
+        return self.trainer.logits_kind
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]:

@@ -23,9 +23,7 @@ from ...engine.data.order import Order
 from ...engine.data.splits import Data
 from ...engine.errors import reason
 from ...engine.inventory import Inventory
-from ...engine.layers.embeddings import shards_in
 from ...engine.machine import threads
-from ...engine.mesh.shards import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
@@ -206,7 +204,7 @@ def build_state(
     # What only reads a checkpoint has its shards, so that each id keeps its row.
     trains = config.trains and not config.is_evaluator
     newest = RunDir(config.run_dir).newest() if config.run_dir and not trains else None
-    num_servers = (newest and shards_in(newest.variables)) or strategy.num_servers
+    num_servers = (newest and newest.table_shards) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
     eval_example = form.example(run_inputs.splits["eval"]) if "eval" in run_inputs.splits else None
@@ -248,11 +246,15 @@ def build_state(
         isolation.keep_random_state()
         tf.keras.utils.set_random_seed(state.trainer.run_context.host_seed)
     inventory = Inventory(state.trainer)
-    if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
-        raise UsageError(
-            f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so replicas "
-            "would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave mesh out"
-        )
+    if strategy.mesh.is_sharded:
+        from ...engine.mesh.shards import variable_sharding
+
+        if not any(map(variable_sharding, inventory.all_weights)):
+            raise UsageError(
+                f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so "
+                "replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "
+                "mesh out"
+            )
     if inventory.tables:
         checks.check_tables(config, config.model_entry.name)
     if (

@@ -18,7 +18,6 @@ from ...engine.machine import files, memory
 from ...engine.state import TrainState
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.dry_run import dry_run
-from ...models.tabular import Tabular
 from ..command_line.config import Config
 from ..failures import RunError, UsageError
 
@@ -106,7 +105,7 @@ def _compare(config: Config, needed: int, copies: int, free: FreeBytes) -> None:
     copied = _SNAPSHOTS * needed if free.disk < math.inf and config.snapshot_seconds else 0
     if in_memory + copied > free.memory / 2:
         snapshots = f" ({_mib(in_memory + copied)} with {_SNAPSHOTS} snapshots)" if copied else ""
-        has_tables = issubclass(config.trainer_class, Tabular)
+        has_tables = "table_capacity" in config.model_entry.defaults
         tables = "fewer rows (model_arg=hash_buckets=N or table_capacity=N), " * has_tables
         line = (
             f"{model}, take {_mib(in_memory)} in memory{snapshots}, of which {_mib(free.memory)} are left; use {tables}"

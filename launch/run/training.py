@@ -6,7 +6,6 @@ import contextlib
 import math
 import numbers
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,6 @@ from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
 from ...engine.inventory import Inventory
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
-from ...engine.machine.threads import end_process
 from ...engine.metrics.pairs import Confusion
 from ...engine.metrics.sums import RowSpec, kinds_by_name
 from ...engine.strategies import jit_choice
@@ -31,7 +29,7 @@ from ...engine.strategies.base import Interrupted, Stop
 from ...engine.trainer import computes_metrics
 from ..command_line import config as configs
 from ..command_line.values import short
-from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError, print_line
+from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError
 from ..host.signals import EXIT_CODES, Signals
 from ..host.text_files import write_run_file
 from . import hooks, results
@@ -43,19 +41,14 @@ from .modes.outcome import Outcome, run_result
 from .progress import duration, evaluation_line, print_model_summary
 from .saved import restoring, weights
 
-_WRITE_SECONDS = 120.0  # limit of writing what is in memory after a peer's loss
-
 
 def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
     """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
     config, pauses = run.config, Pauses()
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
-        from ...engine.checkpoints.in_memory import Snapshots
-        from ..cluster import task_memory
+        from .snapshots import make_snapshots
 
-        # A remote folder's copy belongs to this process alone, so it does not inherit another's snapshots.
-        slots = task_memory.inherited({} if config.remote else os.environ)
-        run.snapshots = Snapshots(run.checkpoints, slots, run.strategy.exchange, run.inputs.lock_holds)
+        run.snapshots = make_snapshots(run)
     run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
 
     def write_snapshot() -> str | None:
@@ -85,29 +78,10 @@ def close(run: BaseRun, error: BaseException | None) -> None:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        if run.snapshots is None or not may_be_lost:
-            return
-        from ..cluster import task_memory
+        if error and run.snapshots and may_be_lost:
+            from .snapshots import save_after_loss
 
-        if task_memory.is_inherited(os.environ):
-            return
-        if not run.config.writes_run:
-            if error and run.strategy.has_lost_first(error):
-                task_memory.save_left(run.snapshots.descriptors())
-            return
-        snapshots = run.snapshots
-
-        def write() -> None:
-            if (step := snapshots.write_alone()) is not None:
-                print_line(f"step {step:,} was in memory, and is saved now")
-
-        # A lost worker that still holds a call of TensorFlow's keeps it from beginning an operation of a new kind.
-        writing = threading.Thread(target=write, name="saving", daemon=True)
-        writing.start()
-        writing.join(_WRITE_SECONDS)
-        if writing.is_alive():
-            print_line(f"what was in memory is lost: it could not be written within {_WRITE_SECONDS:g} s")
-            end_process(str(error))
+            save_after_loss(run, run.snapshots, error)
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:
@@ -120,8 +94,12 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
         write_run_file(config.files.config, config.as_json())
         weights.write_description(run, config.files.path)
     if run.prints:
-        inventory = Inventory(run.trainer)
-        print_model_summary(inventory.models, tables=list(inventory.tables.values()))
+        inventory, whole_size = Inventory(run.trainer), None
+        if run.strategy.mesh.is_sharded:
+            from ...engine.mesh import shards
+
+            whole_size = shards.size
+        print_model_summary(inventory.models, tables=list(inventory.tables.values()), whole_size=whole_size)
     run.log(_first_line(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
         run.log("no evaluation data: no evaluation is made")

@@ -99,9 +99,9 @@ STUCK = """
 import time
 from types import SimpleNamespace as Any
 from crankshaft.engine.errors import LostPeerError
-from crankshaft.launch.run import training
+from crankshaft.launch.run import snapshots as in_memory, training
 
-training._WRITE_SECONDS = 0.2
+in_memory._WRITE_SECONDS = 0.2
 nothing = Any(close=lambda: None)
 snapshots = Any(write_alone=lambda: time.sleep(3600))
 strategy = Any(worker_names=["worker 0", "worker 1"])

@@ -6,9 +6,8 @@ Created on the host, in a strategy's scope; called in replica code. No other ten
 from __future__ import annotations
 
 import inspect
-import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -396,16 +395,6 @@ class Embedding(tf.Module):
             rows = tf.where(there, rows, NO_ROW)
             w = tf.where(there[:, None], 1.0 if w is None else w, 0.0)
         return _Leaf(ids, rows, w)
-
-
-def shards_in(keys: Iterable[str]) -> int:
-    """Returns the largest number of shards of a checkpoint's tables with `admit_after`, by keys; 0 without any.
-
-    Used as `num_servers`, it restores their number of shards, on which ids' rows depend. Rows of all other tables can
-    be read into any number of shards.
-    """
-    matches = (re.search(r"/admissions/(\d+)/keys/\.ATTRIBUTES/", key) for key in keys)
-    return max((1 + int(match[1]) for match in matches if match), default=0)
 
 
 @tf.custom_gradient

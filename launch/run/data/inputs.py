@@ -22,8 +22,6 @@ from ....engine.data.streamed import Endless, Stream
 from ....engine.randomness import seed_after
 from ....engine.strategies.base import Strategy
 from ....input.checks import InputError
-from ....models.classification import Classifier
-from ....models.tabular import Tabular
 from ...command_line import checks, conflicts, registry, rules
 from ...command_line.config import Config
 from ...command_line.flags import Flags
@@ -88,8 +86,9 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     _check_data(config, main, evaluation, data.num_classes)
     example = form.example(main)
     has_labels = form.fields(main.element_spec).labels is not None
-    if data.num_classes is None and has_labels and issubclass(config.trainer_class, Tabular):
-        data = dataclasses.replace(data, num_classes=_classes_by_values(config, main))
+    if data.num_classes is None and has_labels:
+        classes = config.trainer_class.find_classes(main, **config.arguments("model_arg"))
+        data = dataclasses.replace(data, num_classes=classes)
     data_info = preprocessor.check_info(dataclasses.replace(data, train=None, evaluation=None), example)
     trained = None
     if config.has_checkpoint:
@@ -188,10 +187,10 @@ def _endless(split: Any, batch_size: int, config: Config, strategy: Strategy) ->
 
 def _check_data(config: Config, train, evaluation, num_classes: int | None) -> None:
     """Raises `UsageError` where the model or the flags can't work with the data."""
-    name, is_ours = config.model_entry.name, issubclass(config.trainer_class, (Classifier, Tabular))
-    if is_ours and config.needs_labels and form.fields(train.element_spec).labels is None:
+    name, trainer_class = config.model_entry.name, config.trainer_class
+    if trainer_class.needs_labels and config.needs_labels and form.fields(train.element_spec).labels is None:
         raise UsageError(f"{name} needs labels, and the data has none; return (features, labels) for each split")
-    if issubclass(config.trainer_class, Classifier):
+    if trainer_class.needs_classes:
         components = form.features(train.element_spec)
         is_several = isinstance(components, (dict, tuple)) and not isinstance(components, Spec)
         if name in registry.NAMES["model"] and is_several:  # a user's own model may take them
@@ -212,20 +211,6 @@ def _check_data(config: Config, train, evaluation, num_classes: int | None) -> N
             f"strategy=tpu runs what XLA compiles, and {text[0]} holds strings; make numbers of them in the data "
             "function, or use another strategy"
         )
-
-
-def _classes_by_values(config: Config, train) -> int | None:
-    """Infers the number of classes. Raises `UsageError` if a tabular model can't infer its task from labels."""
-    example = form.fields(train.element_spec)
-    if train.as_arrays() is None:
-        task = config.arguments("model_arg").get("task", "auto")
-        is_open = task == "auto" and not {"user", "item"} <= set(example.features)
-        if is_open and tf.as_dtype(example.labels.dtype).is_floating:
-            raise UsageError(
-                f"{config.model_entry.name}: the labels are floats that are read as training goes, so whether they are "
-                "clicks (0 and 1) or numbers is not known; use model_arg=task=clicks or model_arg=task=ratings"
-            )
-    return form.num_classes(train)
 
 
 def _saved_counts(config: Config, strategy: Strategy, train: Split) -> Callable[[str], dict[str, Any]]:

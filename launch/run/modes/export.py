@@ -29,7 +29,7 @@ from ...failures import UsageError
 from ...host.text_files import write_json
 from ..base import BaseRun
 from ..saved import restoring, weights
-from . import exported_tables, predicting
+from . import predicting
 from .outcome import Outcome, run_result
 
 _DEFAULT = "serving_default"
@@ -167,7 +167,10 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
     tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
-            exported_tables.write(temporary, tables_by_name, run.config.export_since)
+            if tables or run.config.export_since:
+                from . import exported_tables
+
+                exported_tables.write(temporary, tables_by_name, run.config.export_since)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})
         os.makedirs(os.path.dirname(os.path.join(temporary, _DATA)))
         write_json(os.path.join(temporary, _DATA), data_json.as_json(run.data_info))

@@ -169,7 +169,7 @@ class RunView:
 
     Attributes:
       features: features of one example of the run's data, a nest of arrays or specs.
-      logits_kind: see `model_file.logits_kind`.
+      logits_kind: that of the trainer.
       get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
       get_splits: returns the run's data, by "train" and "eval". Raises `UsageError` where that of a saved run can't be
         read.

@@ -11,10 +11,7 @@ from ....engine.data import form
 from ....engine.data.source import Spec
 from ....engine.data.splits import Data
 from ....engine.machine.files import read_json
-from ....engine.trainer import Trainer
 from ....input import data_json
-from ....models.classification import Classifier
-from ....models.tabular import Tabular
 from ...failures import UsageError
 from .architecture import MODEL
 
@@ -28,7 +25,7 @@ class ModelDescription(NamedTuple):
       architectures: Keras's configurations of models, by name.
       features: features of one example, zeros.
       data_info: the description of the data, without its examples.
-      logits_kind: see `logits_kind`.
+      logits_kind: that of the trainer.
       model_is_forward: see `weights.model_is_forward`.
       content: the file's.
     """
@@ -54,13 +51,6 @@ def read(run_dir: str) -> ModelDescription:
         return ModelDescription(models, features, data, content.get("logits_of"), is_forward, content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{run_dir}/{NAMES.model} does not describe the model ({error}); train the run on") from None
-
-
-def logits_kind(trainer: Trainer) -> str | None:
-    """Returns the kind of logits that `Trainer.forward` outputs, "clicks" or "classes"; None if it is unknown."""
-    if isinstance(trainer, Tabular) and trainer.predicts_clicks:
-        return "clicks"
-    return "classes" if isinstance(trainer, Classifier) else None
 
 
 def _zeros(described: dict[str, Any]) -> Any:

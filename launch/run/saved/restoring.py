@@ -175,7 +175,7 @@ def check_same_run(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` if a checkpoint is of another configuration than the run, or the run of other layers."""
     path = manifest.path
     checks.check_same_run(run.config, path, saved_config.check(path, manifest.about))
-    weights.check_capacity(run.trainer, manifest)
+    weights.check_compatible(run.trainer, manifest)
     try:
         before = model_file.read(run.config.files.path)
     except UsageError:  # training writes it again, and what needs it refuses it

@@ -20,7 +20,6 @@ from ....engine.data.source import Source
 from ....engine.data.streamed import Stream
 from ....engine.internals import keras
 from ....engine.inventory import Inventory
-from ....engine.layers.embeddings import shards_in
 from ....engine.step.options import RunContext, StepOptions
 from ....engine.trainer import Trainer
 from ... import explanations
@@ -100,7 +99,7 @@ class SavedRun:
             except UsageError as error:
                 raise UsageError(f"{path}: {error.message}; restore it from a copy") from None
         options = StepOptions(precision=flags.get("precision", "float32"), ema_decay=ema_decay)
-        num_servers, example = shards_in(manifest.variables) or 1, (saved.features, None)
+        num_servers, example = manifest.table_shards or 1, (saved.features, None)
         context = RunContext(options, saved.data_info.num_classes, saved.data_info.vocabulary, num_servers, example)
         prepared = prepare(trainer, context)
         if changed := trainer_class and architectures.changes(saved.content, prepared):

@@ -23,12 +23,10 @@ from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import variables
 from ....engine.inventory import Inventory
-from ....engine.layers.embeddings import Embedding
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
 from ....input import data_json
-from ....models.tabular import Tabular
 from ...command_line.config import KERAS_FILES
 from ...failures import UsageError, nearest
 from ...host import isolation
@@ -110,14 +108,10 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     return names, [average for average in inventory.averages if average not in loaded.values()]
 
 
-def check_capacity(trainer: Trainer, manifest: Manifest) -> None:
-    """Raises `UsageError` if a checkpoint's rows would be those of other ids with this `table_capacity`."""
-    capacity = manifest.about.get("deciding", {}).get("model_arg", {}).get("table_capacity")
-    if isinstance(trainer, Tabular) and trainer.needs_capacity and capacity not in (None, trainer.table_capacity):
-        raise UsageError(
-            f"{manifest.path} has rows of crosses that are hashed by table_capacity={capacity}, and "
-            f"table_capacity={trainer.table_capacity} gives crosses others; keep it, or begin a run without crosses"
-        )
+def check_compatible(trainer: Trainer, manifest: Manifest, vocabulary: Mapping[str, int] | None = None) -> None:
+    """Raises `UsageError` if a checkpoint's weights would have another meaning in this trainer."""
+    arguments = manifest.about.get("deciding", {}).get("model_arg", {})
+    trainer.check_compatible(manifest.path, arguments, vocabulary)
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:
@@ -125,7 +119,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
     config, manifest = run.config, manifests.manifest_at(prefix)
     if manifest is None:
         return
-    check_capacity(run.trainer, manifest)
+    check_compatible(run.trainer, manifest)
     if config.allow_changed_config:
         return
     fingerprints.check_begun(config, manifest, run.data_info.ids)
@@ -135,18 +129,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         return
     whole = f"init_from={config.init_from}: this run's data"
     preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
-    if not isinstance(run.trainer, Tabular) or run.trainer.accepts_any_id:
-        return
-    # Features have their rows in one table, one after the other, so the last alone may have more ids than before.
-    vocabulary, last = before.data_info.vocabulary or {}, run.trainer.fields[-1].feature
-    for field in run.trainer.fields:
-        rows = vocabulary.get(field.feature, field.rows)
-        if rows > field.rows or (rows != field.rows and (field.feature != last or field.column)):
-            raise UsageError(
-                f"feature {field.feature!r} has {field.rows:,} ids, and {rows:,} in init_from={config.init_from}: its "
-                "table's rows would be those of other ids; begin a run with model_arg=table_capacity=N or "
-                "model_arg=hash_buckets=N, which has room for ids to come"
-            )
+    check_compatible(run.trainer, manifest, before.data_info.vocabulary or {})
 
 
 def _load_keras_file(run: BaseRun, source: str) -> int:
@@ -228,9 +211,9 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
                 f"set_weights: {len(arrays)} arrays, and the model has {len(named_targets)} weights; give them in the "
                 "order of run.model.get_weights()"
             )
-    pairs = list[tuple[Any, np.ndarray]]()
+    pairs, tables = list[tuple[Any, np.ndarray]](), Inventory(run.trainer).tables.values()
     for (path, target), value in zip(named_targets, arrays, strict=True):
-        pairs += _assignments(path, target, value)
+        pairs += _assignments(path, target, value, any(target is table for table in tables))
     _assign(run, pairs)
 
 
@@ -249,9 +232,8 @@ def _find_weight(trainer: Trainer, name: str) -> Any:
     return chosen[0]
 
 
-def _assignments(path: str, target, value) -> list[tuple[Any, np.ndarray]]:
+def _assignments(path: str, target, value, is_table: bool) -> list[tuple[Any, np.ndarray]]:
     """Divides a weight's value into (variable, value) pairs: of a table, one for each shard. Raises `UsageError`."""
-    is_table = isinstance(target, Embedding)
     sharding = None if is_table else shards.variable_sharding(target)
     shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
     try:

@@ -180,7 +180,7 @@ def test_a_host_without_an_address_is_named_once_it_was_waited_for():
 
 
 def test_a_task_that_waits_for_a_host_says_so(monkeypatch, caplog):
-    monkeypatch.setattr(discovery, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(arrival, "_POLL_SECONDS", 0.05)
     monkeypatch.setattr(rendezvous, "_LOG_AFTER_SECONDS", 0.1)
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with caplog.at_level("WARNING", logger="crankshaft"), pytest.raises(UsageError):

@@ -10,7 +10,7 @@ from IPython.core.formatters import HTMLFormatter
 
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
-from crankshaft.engine.machine.events import pid_space
+from crankshaft.engine.machine.threads import pid_space
 from crankshaft.launch.benchmark.result import VERSION
 from crankshaft.launch.dashboard import page as pages
 from crankshaft.launch.dashboard import report

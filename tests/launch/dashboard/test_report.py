@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from benchmarks.monitor_page import events, write
-from crankshaft.engine.machine.events import pid_space
+from crankshaft.engine.machine.threads import pid_space
 from crankshaft.launch import command
 from crankshaft.launch.benchmark import result
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT

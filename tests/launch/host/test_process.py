@@ -16,7 +16,7 @@ import time
 import pytest
 
 from crankshaft.engine.machine import cpus
-from crankshaft.engine.machine.events import pid_space
+from crankshaft.engine.machine.threads import pid_space
 from crankshaft.launch.failures import RunError, UsageError
 from crankshaft.launch.host import process, signals
 from tests.limits import files_no_larger_than

@@ -21,9 +21,10 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine.hooks import every_steps, recorder
-from crankshaft.engine.machine.events import SCHEMA, EventLog, pid_space, read
+from crankshaft.engine.machine.events import SCHEMA, EventLog, read
 from crankshaft.engine.machine.files import file_system_time
 from crankshaft.engine.machine.requests import Requests, ask
+from crankshaft.engine.machine.threads import pid_space
 from crankshaft.launch import command
 from crankshaft.launch.dashboard.recorded_run import recorded_runs
 from tests.engine.trainers import Squares
