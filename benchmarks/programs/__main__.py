@@ -96,16 +96,11 @@ def _simpler(program: dict) -> Iterator[dict]:
         values = [value]
         if isinstance(program[name], list):
             values += [program[name][:i] + program[name][i + 1 :] for i in range(len(program[name]))]
-        for each in values:
-            if (
-                name not in ("kind", "relation")
-                and each != program[name]
-                and (each or name not in ("inputs", "outputs"))
-            ):
-                simpler = valid({**program, name: each})
-                if simpler not in tried:
-                    tried.append(simpler)
-                    yield simpler
+        for each in values if name not in ("kind", "relation") else ():
+            simpler = valid({**program, name: each})
+            if simpler not in tried and simpler["inputs"] and simpler["outputs"]:
+                tried.append(simpler)
+                yield simpler
 
 
 def summary(results: list[Result]) -> str:
@@ -153,7 +148,7 @@ def _judge_all(programs: list[dict], folder: Path, jobs: int, timeout_seconds: f
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.programs", description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", default="0:20", metavar="FIRST:END", help="seeds, the last one excluded [0:20]")
+    parser.add_argument("--seeds", default="0:20", help="such as 3,7,10:20, without the last one [0:20]")
     parser.add_argument("--kinds", default="", help="compiled, own_step, trainer [all]")
     parser.add_argument("--relations", default="", help=f"{', '.join(RELATIONS)} [all but workers and servers]")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="programs at once [one per core]")
@@ -163,8 +158,12 @@ def main() -> int:
     parser.add_argument("--shrink", action=argparse.BooleanOptionalAction, default=True, help="shrink what is wrong")
     args = parser.parse_args()
     kinds, relations = (tuple(filter(None, each.split(","))) for each in (args.kinds, args.relations))
-    first, end = map(int, args.seeds.split(":"))
-    programs = [program_from_seed(seed, kinds, relations) for seed in range(first, end)]
+    seeds = [part.split(":") for part in args.seeds.split(",")]
+    programs = [
+        program_from_seed(seed, kinds, relations)
+        for first, *end in seeds
+        for seed in range(int(first), int(end[0]) if end else int(first) + 1)
+    ]
     if args.print:
         for program in programs:
             print(script(program, RELATIONS[program["relation"]].sides(program)))

@@ -1,12 +1,15 @@
 """Runs scripts of programs in processes that are forked from one that has imported TensorFlow, before it has devices.
 
-`python -m benchmarks.programs.children [crankshaft]` is that process: it reads a job per line, forks, and answers each
-with a line. So each program begins as a new process would, a crash or a hang ends one, and nothing stays of it.
+`python -m benchmarks.programs.children` is that process: it reads a job per line, forks, and answers each with a line.
+So each program begins as a new process would, a crash or a hang ends one, and nothing stays of it. Programs of Keras
+alone are forked from it, others from a process that it forks first, which imports crankshaft.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import os
 import signal
@@ -39,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 class Children:
-    """Two processes from which sides are forked, with crankshaft and without it, started when they are needed.
+    """The process from which sides are forked, started when it is needed.
 
     Args:
       folder: for scripts and values.
@@ -48,7 +51,7 @@ class Children:
 
     def __init__(self, folder: Path, timeout_seconds: float):
         self._folder, self._timeout_seconds = folder, timeout_seconds
-        self._templates: dict[bool, subprocess.Popen] = {}
+        self._started: subprocess.Popen | None = None
         self._lock = threading.Lock()
         self._count = 0
 
@@ -61,7 +64,7 @@ class Children:
         if "processes" in how:
             done = self._run_cluster(path, how)
         else:
-            template = self._template(not how.get("oracle"))
+            template = self._template()
             job = {"path": str(path), "how": how, "timeout_seconds": self._timeout_seconds}
             template.stdin.write(json.dumps(job) + "\n")
             template.stdin.flush()
@@ -76,21 +79,16 @@ class Children:
             each.unlink(missing_ok=True)
         return Outcome(done["kind"], done["line"], values)
 
-    def _template(self, has_crankshaft: bool) -> subprocess.Popen:
-        if has_crankshaft not in self._templates:
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.programs.children",
-                *(["crankshaft"] if has_crankshaft else []),
-            ]
+    def _template(self) -> subprocess.Popen:
+        if self._started is None:
+            command = [sys.executable, "-m", "benchmarks.programs.children"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             # What programs leave in temporary files goes with the folder.
             environment = {**os.environ, "TMPDIR": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            self._templates[has_crankshaft] = subprocess.Popen(
+            self._started = subprocess.Popen(
                 command, cwd=ROOT, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"}, **pipes
             )
-        return self._templates[has_crankshaft]
+        return self._started
 
     def _run_cluster(self, path: Path, how: dict[str, Any]) -> dict:
         """Runs a side as a job of several processes; the chief writes the values."""
@@ -113,9 +111,9 @@ class Children:
         return {"kind": "crashed", "line": output.strip().rpartition("\n")[2]}
 
     def close(self) -> None:
-        for template in self._templates.values():
-            template.stdin.close()
-            template.wait()
+        if self._started is not None:
+            self._started.stdin.close()
+            self._started.wait()
 
 
 _CLUSTER_MAIN = """
@@ -154,20 +152,31 @@ def _serve() -> None:
     """Forks a process for each job that a line describes, and answers how it ended."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what programs print is not an answer
-    if "crankshaft" in sys.argv:
-        import crankshaft
+    import keras  # noqa: F401
+    import tensorflow  # noqa: F401
 
-        for name in ("Trainer", "fit", "open_run", "load_model"):
-            getattr(crankshaft, name)
+    reading, writing = os.pipe()
+    if with_crankshaft := os.fork():
+        jobs, passed_on = sys.stdin, os.fdopen(writing, "w")
+        os.close(reading)
     else:
-        import keras  # noqa: F401
-        import tensorflow  # noqa: F401
-    for line in sys.stdin:
+        jobs = os.fdopen(reading)
+        os.close(writing)
+        for name in ("fit", "run.open_run", "run.modes.predicting", "run.saved.saved_run"):
+            importlib.import_module(f"crankshaft.launch.{name}")
+    gc.disable()  # a fork's memory is given back as a whole
+    for line in jobs:
         job = json.loads(line)
+        if with_crankshaft and not job["how"].get("oracle"):
+            print(line, end="", file=passed_on, flush=True)
+            continue
         if not (child := os.fork()):
             os.setpgrp()
             _run_job(job)
         print(json.dumps(_wait(child, job)), file=answers, flush=True)
+    if with_crankshaft:
+        passed_on.close()
+        os.waitpid(with_crankshaft, 0)
 
 
 def _run_job(job: dict) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
-from .relations import RELATIONS
+from .relations import NORMS, RELATIONS
 from .text import CALLBACKS, ENCODERS, ONE_STEP_OPTIMIZERS, OUTPUTS, TRUNK
 
 PENALTIES = {"penalty", "activity", "adds_loss"}
-SAMPLING, BATCH_NORMS = {"dropout", "noise"}, {"batch_norm", "synced_norm"}
+SAMPLING = {"dropout", "noise"}
 
 
 class _Choice(NamedTuple):
@@ -65,6 +65,7 @@ CHOICES: dict[str, _Choice] = {
     "steps_per_execution": _one_of(1, 1, 1, 3),
     "again": _one_of(False, False, True),
     "stops": _Choice([0.5], lambda rng: sorted(round(rng.random(), 3) for _ in range(rng.randint(1, 3)))),
+    "jit": _one_of("off", "off", "off", "off", "off", "off", "off", "auto"),
     "between": _some(("evaluate", "predict", "save", "other_data"), 0, 2),
 }
 
@@ -134,8 +135,7 @@ def valid(program: dict) -> dict:
     if not relation.may_sample:
         p["trunk"] = [each for each in p["trunk"] if each not in SAMPLING]
         drop("shuffle")
-    if not relation.may_normalize:
-        p["trunk"] = [each for each in p["trunk"] if each not in BATCH_NORMS]
+    p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
     if relation.forbids:
         drop(*relation.forbids)
     if relation.one_batch:

@@ -26,7 +26,7 @@ class Relation(NamedTuple):
       kinds: the kinds of programs that have it.
       tolerance: the largest difference, relative to an array's largest value; 0 is none, in any bit.
       may_sample: whether the program may sample and shuffle.
-      may_normalize: whether it may have batch normalization.
+      norms: the batch normalizations that the program may have.
       one_batch: whether all examples are one batch.
       forbids: choices that it does not have.
       ignores: prefixes of values that are not compared.
@@ -37,7 +37,7 @@ class Relation(NamedTuple):
     kinds: tuple[str, ...] = _ALL
     tolerance: float = ROUNDING
     may_sample: bool = False
-    may_normalize: bool = False
+    norms: tuple[str, ...] = ()
     one_batch: bool = False
     forbids: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
@@ -65,19 +65,20 @@ def _saved(program: dict) -> dict[str, dict]:
     return {"run": {}, **{kind: {"predicts": kind} for kind in kinds}}
 
 
+NORMS = ("batch_norm", "synced_norm")
 _NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
 RELATIONS: dict[str, Relation] = {
-    "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, may_normalize=True),
+    "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, norms=NORMS),
     "replicas": Relation(
         3, lambda _: {"one device": {}, **{name: {"flags": flags} for name, flags in _REPLICAS.items()}},
-        forbids=("data",),
+        norms=("synced_norm",), forbids=("data",),
     ),
     "parts": Relation(
-        3, _stopped, tolerance=0.0, may_sample=True, may_normalize=True, forbids=("again",),
+        3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",),
         ignores=("history/", "calls"),
     ),
     "forms": Relation(
-        2, _forms, tolerance=0.0, may_normalize=True, forbids=("data", "validation", "class_weight", "again"),
+        2, _forms, tolerance=0.0, norms=NORMS, forbids=("data", "validation", "class_weight", "again"),
     ),
     "left out": Relation(
         1, lambda _: {"left out": {"kind": "left_out"}, "of weight 0": {"kind": "zero"}}, ("trainer",),
@@ -96,19 +97,19 @@ RELATIONS: dict[str, Relation] = {
         {"multiplier": True}}, ("trainer",), forbids=("data", "step"),
     ),
     "names": Relation(
-        1, lambda _: {"names": {}, "others": {"renamed": True}}, may_normalize=True, forbids=("data",),
+        1, lambda _: {"names": {}, "others": {"renamed": True}}, norms=NORMS, forbids=("data",),
         ignores=("history/", "metrics/"),
     ),
     "two runs": Relation(
         1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True,
-        may_normalize=True,
+        norms=NORMS,
     ),
     "saved": Relation(
-        1, _saved, may_normalize=True, forbids=("data", "again"),
+        1, _saved, norms=NORMS, forbids=("data", "again"),
     ),
     "workers": Relation(
         0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
-        {"strategy": "multi_worker"}}}, forbids=("data", "again"),
+        {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"),
     ),
     "servers": Relation(
         0, lambda _: {"one device": {}, "around a server": {"processes": ["--workers=1", "--ps=1"], "flags":

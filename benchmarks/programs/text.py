@@ -238,10 +238,8 @@ class Wrapped(keras.Model):
         compiled.append(f"metrics={_structure(metrics, names, program['output_form'])}")
         compiled.append(f"weighted_metrics={_structure(metrics, names, program['output_form'])}")
     if program["loss_weights"] and len(names) > 1:
-        weights = [str(0.5 + i) for i in range(len(names))]
-        compiled.append(
-            f"loss_weights={_structure(weights, names, program['output_form']).replace('(', '[').replace(')', ']')}"
-        )
+        weights = _structure([str(0.5 + i) for i in range(len(names))], names, program["output_form"])
+        compiled.append(f"loss_weights={weights.translate(str.maketrans('()', '[]'))}")
     if program["steps_per_execution"] > 1:
         compiled.append(f"steps_per_execution={program['steps_per_execution']}")
     return (
@@ -428,9 +426,9 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
     \"\"\"Trains on one side of the relation; returns all that it leaves, by name.\"\"\"
     if before:
         values()
-    flags, prefix = dict(flags or {{}}), "z_" if renamed else ""
+    flags, prefix = {{"jit": {program["jit"]!r}, **(flags or {{}})}}, "z_" if renamed else ""
     # On replicas the strategy must exist before the model and the data do: both are passed as functions.
-    replicated = bool(flags)
+    replicated = "strategy" in flags
     called = (lambda value: lambda: value) if replicated else lambda value: value
     how = dict({", ".join(how)})
     {validation}
@@ -666,7 +664,7 @@ def values(flags=None, data={program["data"]!r}, stops=(), parts=(), between=(),
         made, tested, predicted = globals()["oracle"](*examples, test)
     else:
         how = dict({given})
-        how.update(flags or {{}})
+        how.update(flags or {{}}, jit={program["jit"]!r})
         if kind:
             how["global_batch_size"] = len(examples[2])
         if stops or predicts != "run":
