@@ -15,7 +15,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -52,14 +51,12 @@ class Children:
     def __init__(self, folder: Path, timeout_seconds: float):
         self._folder, self._timeout_seconds = folder, timeout_seconds
         self._started: subprocess.Popen | None = None
-        self._lock = threading.Lock()
         self._count = 0
 
     def run(self, script: str, how: dict[str, Any]) -> Outcome:
         """Runs one side of a program's script."""
-        with self._lock:
-            self._count += 1
-            path = self._folder / f"program_{self._count}.py"
+        self._count += 1
+        path = self._folder / f"program_{self._count}.py"
         path.write_text(script, encoding="utf-8")
         if "processes" in how:
             done = self._run_cluster(path, how)
@@ -84,10 +81,8 @@ class Children:
             command = [sys.executable, "-m", "benchmarks.programs.children"]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
             # What programs leave in temporary files goes with the folder.
-            environment = {**os.environ, "TMPDIR": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2"}
-            self._started = subprocess.Popen(
-                command, cwd=ROOT, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": "-1"}, **pipes
-            )
+            variables = {"TMPDIR": str(self._folder), "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+            self._started = subprocess.Popen(command, cwd=ROOT, text=True, env={**os.environ, **variables}, **pipes)
         return self._started
 
     def _run_cluster(self, path: Path, how: dict[str, Any]) -> dict:

@@ -122,7 +122,6 @@ def valid(program: dict) -> dict:
         drop("step", "loss_form", "between")
     else:
         drop("class_weight", "callbacks", "own_step", "average", "steps_per_execution", "again", "loss_weights")
-        p["validation"] = "none" if p["validation"] == "split" else p["validation"]
     if p["kind"] == "own_step":  # its step is written for arrays of one input and one output
         p["inputs"], p["outputs"] = p["inputs"][:1], p["outputs"][:1]
         drop("class_weight", "loss_weights")
@@ -136,21 +135,19 @@ def valid(program: dict) -> dict:
         p["trunk"] = [each for each in p["trunk"] if each not in SAMPLING]
         drop("shuffle")
     p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
-    if relation.forbids:
-        drop(*relation.forbids)
+    drop(*relation.forbids)
     if relation.one_batch:
         p["batch"] = max(p["batch"], p["examples"], 2)
     if p["data"] != "arrays":
         drop("shuffle", "class_weight")
-        p["validation"] = "none" if p["validation"] == "split" else p["validation"]
     if p["data"] in ("generator", "unknown_length") and p["kind"] == "trainer":
         p["data"] = "dataset"
     if p["data"] == "source" and "text" in p["inputs"]:
         p["data"] = "arrays"
     if p["class_weight"] and (p["outputs"] != ["classes"] or p["weights"] != "none"):
         drop("class_weight")
-    if p["examples"] < 5:
-        p["validation"] = "none" if p["validation"] == "split" else p["validation"]
+    if p["validation"] == "split" and (p["kind"] == "trainer" or p["data"] != "arrays" or p["examples"] < 5):
+        drop("validation")
     if p["optimizer"] == "other":
         p["optimizer"] = p["other"]
     drop("other")

@@ -71,7 +71,7 @@ _NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
 RELATIONS: dict[str, Relation] = {
     "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, norms=NORMS),
     "replicas": Relation(
-        3, _replicas, norms=("synced_norm",), forbids=("data",),
+        3, _replicas, norms=("synced_norm",),
     ),
     "parts": Relation(
         3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",),
