@@ -87,6 +87,11 @@ class Stream(Split):
         """Searches for the problem of its files, which TensorFlow's error does not name; None if unknown."""
         return None
 
+    @functools.cached_property
+    def undivided(self) -> Stream:
+        """The same stream, always one object, that workers do not divide by files."""
+        return _Undivided(self) if self.divides else self
+
 
 def rows_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Converts the rows of ragged batches to tensors."""
@@ -213,6 +218,10 @@ class WrappedStream(Stream):
 
     def fault(self) -> CrankshaftError | None:
         return self._stream.fault()
+
+
+class _Undivided(WrappedStream):
+    divides = False
 
 
 class Endless(WrappedStream):

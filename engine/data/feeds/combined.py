@@ -18,7 +18,7 @@ from ...randomness import derived_seed
 from ..form import Batches
 from ..order import Order
 from ..source import Split
-from ..streamed import Endless, Stream, StreamPart, WrappedStream
+from ..streamed import Endless, Stream, StreamPart
 from .feed import CallInput, Feed, FeedStats
 
 
@@ -34,7 +34,11 @@ class Combined(Split):
     """
 
     def __init__(self, members: Mapping[str, Any], batch_sizes: Mapping[str, int]):
-        self.members = {name: _undivided(member) for name, member in members.items()}
+        # Each replica has examples of each input at every step, so workers do not divide a stream by files.
+        self.members = {
+            name: member.undivided if isinstance(member, Stream) and not isinstance(member, Endless) else member
+            for name, member in members.items()
+        }
         self.batch_sizes = dict(batch_sizes)
         self.element_spec = {name: member.element_spec for name, member in self.members.items()}
         self.by_index = all(member.by_index for member in self.members.values())
@@ -67,17 +71,6 @@ class Combined(Split):
 
     def files(self) -> Sequence[str]:
         return [path for member in self.members.values() for path in member.files()]
-
-
-def _undivided(split: Any) -> Any:
-    is_divided = isinstance(split, Stream) and not isinstance(split, (_UndividedStream, Endless))
-    return _UndividedStream(split) if is_divided else split
-
-
-class _UndividedStream(WrappedStream):
-    """A stream that workers do not divide by files: each replica has examples of each input at every step."""
-
-    divides = False
 
 
 def first(split: Any) -> Any:

@@ -36,10 +36,11 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
         return _checked(run, data, run_example)
     if not isinstance(data, dict) or data.keys() != train.members.keys():
         raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(train.members)}")
-    return train.mapped(lambda name, member: _checked(run, data[name], form.example(member)))
+    most = max(_STREAMS, len(train.members))
+    return train.mapped(lambda name, member: _checked(run, data[name], form.example(member), most))
 
 
-def _checked(run: BaseRun, data, run_example) -> Split:
+def _checked(run: BaseRun, data, run_example, most_streams: int = _STREAMS) -> Split:
     for dataset, split in run.external_streams:
         if dataset is data:
             return split
@@ -53,7 +54,7 @@ def _checked(run: BaseRun, data, run_example) -> Split:
     if wanted != actual:
         check_like(run, "data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
-        run.external_streams[:] = [*run.external_streams[1 - _STREAMS :], (data, split)]
+        run.external_streams[:] = [*run.external_streams[1 - most_streams :], (data, split)]
     return split
 
 

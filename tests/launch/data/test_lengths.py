@@ -269,6 +269,14 @@ def test_the_others_are_shuffled_by_seeds_of_their_own_and_may_be_endless():
         assert run.step == 3
 
 
+def test_streams_of_several_inputs_continue_in_later_calls():
+    data = streams().train
+    with open_run(Both, data=streams(), **{**ASKED, "shuffle_buffer": 0}) as run:
+        for steps in (1, 1, 2):
+            run.train(data=data, steps=steps)
+        assert_close(run, by_hand(4))
+
+
 def test_inputs_that_are_not_clear_are_errors_of_one_line(tmp_path):
     logical_cpus.make_four()
     near, far = (X, Y), (U,)
