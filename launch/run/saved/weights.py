@@ -319,7 +319,7 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
     """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns variables' names."""
     names = list[str]()
     for path, component in components.items():
-        if component.variables:
+        if any(objects.is_variable(node) for _, node in objects.walk(component)):  # a Dropout's seeds are not saved
             names += load_weights(prefix, component, f"trainer.{path}", may_grow)
     return names
 

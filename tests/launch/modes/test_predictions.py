@@ -69,10 +69,14 @@ def test_all_forms_of_data_are_predicted_in_order():
 
 
 class Drops(Model):
-    """Drops out in predictions and evaluations too, as Monte-Carlo dropout does."""
+    """Drops out in predictions and evaluations too, as Monte-Carlo dropout does, by a layer beside the model."""
+
+    def build_model(self):
+        self.drop = tf.keras.layers.Dropout(0.5)
+        return super().build_model()
 
     def forward(self, features, training):
-        return tf.keras.random.dropout(super().forward(features, training), 0.5)
+        return self.drop(super().forward(features, training), training=True)
 
 
 def test_a_run_whose_training_data_is_gone_evaluates_and_predicts_other_files(inside, tmp_path):
@@ -112,6 +116,9 @@ def test_each_call_of_predict_samples_anew_and_each_evaluation_the_same(replicas
     loaded = load_model(tmp_path, trainer_class=Drops)
     first, second = (loaded.predict(Pets()) for _ in range(2))
     assert 0.2 < np.mean(first == second) < 0.8
+    with open_run(Drops, **ASKED, init_from=str(tmp_path)) as begun:
+        for mine, theirs in zip(begun.model.get_weights(), loaded.trainer.model.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
 
 
 def test_a_loaded_model_predicts_on_what_its_run_does(pets_run, tmp_path):
