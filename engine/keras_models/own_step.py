@@ -8,6 +8,7 @@ metrics add up for them are merged as any others.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -130,7 +131,10 @@ class OwnSteps:
         self._trace("train_step", note)
         is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
         if keras.overrides(self._model, "test_step") or (keras.has_call(self._model) and not is_built):
-            self._trace("test_step", note)
+            # Without evaluation data it is not called, and may take data of another form than the training data.
+            is_unused = is_built and self._trainer.run_context.eval_example is None
+            with contextlib.suppress(*[Exception] * is_unused):
+                self._trace("test_step", note)
         for path, optimizer in self._found.items():
             if id(optimizer) in updated:
                 self._adopt(path, optimizer, [*updated[id(optimizer)].values()], adopt)

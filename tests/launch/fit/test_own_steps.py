@@ -480,6 +480,16 @@ def test_steps_may_take_data_of_two_forms_and_a_loss_may_have_a_network(tmp_path
     with pytest.raises(UsageError, match="monitor=eval_loss is not measured in this run; use one of eval_total"):
         fit(consistent(), pairs, epochs=2, restore_best=True, monitor="eval_loss", **how)
 
+    def again():
+        made = consistent()
+        made.judge.net.set_weights(theirs.judge.net.get_weights())
+        return made
+
+    two = fit(again, lambda: pairs, epochs=2, verbose=0, validation_data=lambda: validation, **ON_TWO)
+    assert two.history.history == {name: pytest.approx(values, rel=1e-5) for name, values in expected.items()}
+    unevaluated = fit(again(), pairs, epochs=2, verbose=0, jit="off")  # test_step is not called
+    assert unevaluated.history.history == {"total": pytest.approx(expected["total"], rel=1e-6)}
+
 
 class Contrasting(keras.Sequential):
     def train_step(self, data):
