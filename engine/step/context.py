@@ -102,6 +102,7 @@ class StepContext:
       counts_ids: whether ids and labels out of range are counted, since kernels do not raise for them (`diagnosis`).
       outside: the counts so far of ids and labels out of range: (the metric's name, its pair).
       batch: this replica's local batch.
+      batch_size: the number of examples of every global batch; None if it may differ.
       losses: the calls of losses and metrics so far.
       note_write: called with a variable and the indices of rows that are written next, also if the step is skipped.
     """
@@ -126,6 +127,7 @@ class StepContext:
     counts_ids: bool = False
     outside: list[tuple] = dataclasses.field(default_factory=list)
     batch: Any = None
+    batch_size: int | None = None
     losses: list[TracedLoss] = dataclasses.field(default_factory=list)
     note_write: Callable[[tf.Variable, tf.Tensor], None] = lambda *_: None
 

@@ -61,6 +61,8 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     rows = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(rows)
     first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
+    examples = tf.nest.flatten(step.batch)[0].shape[0] if step.batch_size else None
+    whole = step.batch_size if examples and values.shape[0] == examples else None
 
     @tf.custom_gradient
     def gathered(values):
@@ -69,7 +71,8 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             gradient = step.mesh.data.all_reduce(upstream)[first : first + rows]
             return tf.pad(gradient, [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)])
 
-        return step.mesh.data.gather_rows([values[:rows]])[0], backward
+        everywhere = step.mesh.data.gather_rows([values[:rows]])[0]
+        return tf.ensure_shape(everywhere, [whole, *values.shape[1:]]), backward
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
     return gathered(values), first if has_examples is None else tf.where(has_examples, first, 0)
@@ -103,5 +106,6 @@ def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
         columns = tf.split(rows, sizes, axis=1, num=len(sizes))
         for index, shape, column in zip(indices, shapes, columns, strict=True):
             whole = tf.reshape(column, tf.concat([tf.shape(column)[:1], shape], 0))
-            gathered[index] = tf.ensure_shape(tf.cast(whole, tensors[index].dtype), [None, *tensors[index].shape[1:]])
+            known = [column.shape[0], *tensors[index].shape[1:]]
+            gathered[index] = tf.ensure_shape(tf.cast(whole, tensors[index].dtype), known)
     return [gathered[index] for index in range(len(tensors))]

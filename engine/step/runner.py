@@ -48,6 +48,7 @@ class StepRunner:
         collect_norm: tf.Tensor,
         start_values: StartValues | None = None,
         jit: bool = False,
+        batch_size: int | None = None,
     ) -> dict:
         """Runs `Trainer.train_step` on this replica's local batch, which may have no examples.
 
@@ -55,6 +56,7 @@ class StepRunner:
           batch: nest of tensors whose first axis is examples.
           start_values: the values read for the step; it reads the rest.
           jit: whether XLA compiles the step; its kernels do not raise for ids out of range, so they are counted.
+          batch_size: the number of examples of every global batch; None if it may differ.
 
         Returns:
           The metrics, zeros without examples.
@@ -64,7 +66,7 @@ class StepRunner:
         """
         padded, has_examples = pad_empty_batch(batch)
         with self.training(step, collect_norm, has_examples, start_values) as context:
-            context.batch, batch = batch, padded
+            context.batch, context.batch_size, batch = batch, batch_size, padded
             # TensorFlow's CPU kernels raise for an id out of range; XLA's take another row, so it is counted as a
             # metric that ends the run.
             context.counts_ids |= jit
@@ -96,6 +98,7 @@ class StepRunner:
         compute: Callable | None,
         returns_rows: bool,
         start_values: StartValues | None = None,
+        batch_size: int | None = None,
     ) -> dict | tuple[dict, Any]:
         """Runs `Trainer.eval_step`, or `compute`, on this replica's local batch, which may have no examples.
 
@@ -109,6 +112,7 @@ class StepRunner:
         step, owner = tf.identity(state.step_variable), type(self._trainer).__name__
         batch, has_examples = pad_empty_batch(batch)
         with self._context(step, has_examples, None, batch_number, start_values) as context:
+            context.batch, context.batch_size = batch, batch_size
             context.seed_layers(assigns=not context.start_values.replaces_variables)
             with keras.computing_with(context.values):
                 result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)

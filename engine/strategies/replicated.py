@@ -200,13 +200,13 @@ class Replicated(Strategy):
         return None
 
     def program(self, step: Step, feed: Feed, jit: bool = False) -> InnerLoop:
-        runner, state, replicas = self._runner, self.state, self.num_replicas
+        runner, state, replicas, batch_size = self._runner, self.state, self.num_replicas, feed.batch_size
         if step == "eval" or isinstance(step, Prediction):
             compute = step.compute if isinstance(step, Prediction) else None
             returns_rows = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _):
-                return runner.evaluate_batch(batch, number, state, compute, returns_rows)
+                return runner.evaluate_batch(batch, number, state, compute, returns_rows, batch_size=batch_size)
 
             # Keras traces each step so. Replicas' shards and parallel micro-batches are of sizes that a trace knows.
             takes_any = getattr(state.trainer, "evaluates_any_size", False)
@@ -224,7 +224,8 @@ class Replicated(Strategy):
                 with StepContext(mesh=self.mesh):
                     return {**step(batch, number, collect_norm), **self._local_figures()}
             with updates_explained(replicas):
-                metrics = runner.train_batch(checks.second_trace.examples(batch), number, collect_norm, jit=jit)
+                examples = checks.second_trace.examples(batch)
+                metrics = runner.train_batch(examples, number, collect_norm, jit=jit, batch_size=batch_size)
             return {**metrics, **self._local_figures()}
 
         # Only training lets replicas differ; external steps see synchronized ones.

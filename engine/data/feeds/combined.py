@@ -138,6 +138,8 @@ class CombinedFeed(Feed):
         mean over one of them would otherwise count made-up ones.
     """
 
+    batch_size = None
+
     def __init__(self, feeds: Mapping[str, Feed], shards: int):
         self.feeds, self.shards = dict(feeds), shards
         self._members = list(self.feeds.values())

@@ -50,6 +50,7 @@ class ExternalFeed(Feed):
     """
 
     order: ExternalOrder
+    batch_size = None
     _next_step: int
     _batch_size: int  # of the present call
     _most_steps: int

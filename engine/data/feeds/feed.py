@@ -84,6 +84,12 @@ class Feed(abc.ABC):
         """
         return call()
 
+    @property
+    def batch_size(self) -> int | None:
+        """The number of examples of every global batch; None if they differ, or only reading shows it."""
+        step = self.order.origin.step
+        return self.order.batch_size_at(step) if math.isinf(self.order.steps_of_equal_size(step)) else None
+
     def position(self, step: int) -> bytes | None:
         """Returns this process's position in the data at a step; None if it is at another step."""
         return None

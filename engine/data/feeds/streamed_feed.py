@@ -97,6 +97,10 @@ class StreamedFeed(Feed):
         return FeedStats(None if self._example_bytes is None else self._bytes_read)
 
     @property
+    def batch_size(self) -> int | None:
+        return None if self.part.stream.by_batch else super().batch_size
+
+    @property
     def _example_bytes(self) -> int | None:
         specs = tf.nest.flatten(self.part.stream.element_spec)
         varies = any(spec.dtype == object or spec.unknown for spec in specs)

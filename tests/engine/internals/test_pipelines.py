@@ -50,6 +50,26 @@ def test_elements_are_batches_where_the_last_operation_that_tells_makes_them(nam
     assert pipelines.is_batched(make()) is expected
 
 
+def test_a_smaller_batch_may_come_before_others_where_batches_that_are_not_whole_are_moved():
+    for made, expected in (
+        (SLICES(X).batch(16), False),
+        (SLICES(X).shuffle(3).repeat().batch(16).map(lambda x: 2 * x).filter(lambda x: True).take(3), False),
+        (SLICES(X).batch(16).repeat(), True),
+        (SLICES(X).batch(8).repeat(), False),  # all are whole
+        (SLICES(X).batch(16, drop_remainder=True).repeat(), False),
+        (SLICES(X).filter(lambda x: True).batch(8).map(lambda x: 2 * x).shuffle(3), True),
+        (SLICES(X).batch(16).concatenate(SLICES(X).batch(16)).prefetch(2), True),
+        (tf.data.Dataset.zip(SLICES(X).batch(16), SLICES(Y).batch(16)), False),
+        (tf.data.Dataset.zip(SLICES(X).batch(16), SLICES(Y).batch(16)).repeat(), True),
+    ):
+        for if_unknown in (False, True):
+            assert pipelines.batches_may_differ(made, if_unknown) is expected
+    spec = tf.TensorSpec([None, 3])
+    of_generator = tf.data.Dataset.from_generator(lambda: iter([X]), output_signature=spec).map(lambda x: 2 * x)
+    for unknown in (of_generator, SLICES([0]).flat_map(lambda _: SLICES(X).batch(3))):
+        assert [pipelines.batches_may_differ(unknown, if_unknown) for if_unknown in (False, True)] == [False, True]
+
+
 def test_the_form_of_batches_is_that_of_the_operation_that_made_them():
     for made, form in (
         (SLICES(X).batch(16).shuffle(3).prefetch(2), (16, 40)),

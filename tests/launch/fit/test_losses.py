@@ -511,12 +511,14 @@ def test_labels_that_replicas_gather_are_squeezed_along_an_axis(axis):
         model.compile(keras.optimizers.SGD(0.1), of_kinds)
         return model
 
-    labels = KINDS[:, None]
+    labels, examples = KINDS[:, None], len(X)
     if axis is None:
         line = r"of all replicas' examples, whose number is not known .* squeeze its axis"
         with pytest.raises(UsageError, match=line):
             fit(made, X, labels, **HOW, **TWO)
-        return
-    theirs = made()
-    theirs.fit(X, labels, **HOW)
-    assert_same_weights(fit(made, X, labels, **HOW, **TWO).model, theirs)
+        examples = 24  # in batches of one size, which is known
+    theirs, data = made(), (X[:examples], labels[:examples])
+    theirs.fit(*data, **HOW)
+    assert_same_weights(fit(made, *data, **HOW, **TWO).model, theirs)
+    batches = tf.data.Dataset.from_tensor_slices(data).batch(12)
+    assert_same_weights(fit(made, lambda: batches, epochs=2, verbose=0, **TWO).model, theirs)
