@@ -272,17 +272,11 @@ def _makes_data(x: Any) -> bool:
 
 def _train_split(arguments: Arguments) -> Source | Stream:
     data = (arguments.x, arguments.y, arguments.sample_weight)
-    # Parameter servers and TPUs take batches of one size.
-    by_batch = arguments.flags.get("strategy") not in ("parameter_server", "tpu")
+    flags = arguments.flags
+    by_batch = flags.get("strategy") not in ("parameter_server", "tpu") and flags.get("accumulate_steps") in (None, 1)
+    by_batch = by_batch and flags.get("auto_shard_policy") not in ("file", "off")  # a part for each worker
     rules = dataclasses.replace(_RULES, is_even=True, by_batch=by_batch, ends=arguments.steps_per_epoch is None)
-    train = user_data.split("x", data, rules)
-    micro_batches = arguments.flags.get("accumulate_steps") or 1
-    if isinstance(train, Stream) and train.by_batch and micro_batches > 1:
-        raise UsageError(
-            f"accumulate_steps={micro_batches} divides batches of one size, and x's may be of any; leave it out, or "
-            "make smaller batches"
-        )
-    return train
+    return user_data.split("x", data, rules)
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tensorflow.python.data.experimental.ops import batching
 from tensorflow.python.data.ops import (
     batch_op,
     cache_op,
+    concatenate_op,
     dataset_ops,
     from_tensor_slices_op,
     from_tensors_op,
@@ -21,6 +22,7 @@ from tensorflow.python.data.ops import (
     prefetch_op,
     range_op,
     rebatch_op,
+    repeat_op,
     scan_op,
     shard_op,
     shuffle_op,
@@ -28,6 +30,7 @@ from tensorflow.python.data.ops import (
     snapshot_op,
     take_op,
     unbatch_op,
+    zip_op,
 )
 
 from ..errors import reason
@@ -49,6 +52,7 @@ _SAME_ELEMENTS = (  # as their input has, if in another order
     prefetch_op._PrefetchDataset,
     shuffle_op._ShuffleDataset,
 )
+_MOVING = (concatenate_op._ConcatenateDataset, repeat_op._RepeatDataset, shuffle_op._ShuffleDataset)
 _PARTS = (shard_op._ShardDataset, skip_op._SkipDataset, take_op._TakeDataset)
 _ARRAYS = (from_tensor_slices_op._TensorSliceDataset, from_tensors_op._TensorDataset, range_op._RangeDataset)
 _READS = re.compile(".*PyFunc|ReadVariableOp")
@@ -92,6 +96,24 @@ def batch_and_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     if examples >= 0 and tf.get_static_value(dataset._drop_remainder):
         examples -= examples % size
     return size, examples
+
+
+def batches_may_differ(dataset: tf.data.Dataset, if_unknown: bool, is_moved: bool = False) -> bool:
+    """Returns whether a batch before a dataset's last may be a smaller one, by its operations.
+
+    Args:
+      if_unknown: the result where these do not show it, as of a generator.
+      is_moved: whether the dataset's last batch may come before the last of what is made of it.
+    """
+    if _first_axis(dataset) is not None:
+        return False
+    if isinstance(dataset, _BATCHES):
+        size, examples = batch_and_examples(dataset) or (1, -1)
+        return is_moved and (examples < 0 or examples % size > 0)
+    if not isinstance(dataset, (*_UNCHANGED, *_MAPS, *_MOVING, zip_op._ZipDataset)):
+        return if_unknown
+    is_moved |= isinstance(dataset, _MOVING)
+    return any(batches_may_differ(input_, if_unknown, is_moved) for input_ in dataset._inputs())
 
 
 def ends(dataset: tf.data.Dataset) -> bool:

@@ -61,12 +61,14 @@ class _Step:
 
     Attributes:
       examples: the examples of this replica's local batch, scalar float32.
+      sizes: its arrays' numbers of examples, which may differ, as far as they are known; None is unknown.
       fraction: this replica's fraction of the global batch's examples, scalar float32; None until a metric needs it.
       has_summed: whether replicas have met, with which moving statistics are averaged.
       ended: the metrics of each `Update.end`.
     """
 
     examples: tf.Tensor
+    sizes: Sequence[int | None]
     fraction: tf.Tensor | None = None
     has_summed: bool = False
     ended: list[dict[str, Mean]] = dataclasses.field(default_factory=list)
@@ -214,7 +216,7 @@ class OwnSteps:
 
     def train(self, batch) -> dict[str, Pair]:
         """Runs `train_step` on this replica's local batch. Replica code."""
-        step = _Step(num_examples(batch))
+        step = _step(batch)
         pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
         if not step.ended:
             return pairs
@@ -235,7 +237,7 @@ class OwnSteps:
         def refuse(optimizer, *_, **__):
             raise UsageError(f"{self._name}.test_step applies {optimizer.name}; train in train_step")
 
-        return self._pairs("test_step", batch, _Step(num_examples(batch)), refuse)
+        return self._pairs("test_step", batch, _step(batch), refuse)
 
     def _call(self, method: str, batch, apply: Callable[..., None]) -> Any:
         """Calls a step of the model with what Keras's `fit` passes, and `apply` for that of its optimizers."""
@@ -375,6 +377,10 @@ class OwnSteps:
         return type(states[0])(*(tf.add_n(parts) for parts in zip(*states, strict=True)))
 
 
+def _step(batch: Any) -> _Step:
+    return _Step(num_examples(batch), [None, *(x.shape[0] for x in tf.nest.flatten(batch))])
+
+
 def _number(value, owner: str) -> tf.Tensor:
     """Converts a value that a step returns to a scalar float32."""
     try:
@@ -419,9 +425,8 @@ def _find_result(value, results: Sequence[tuple]) -> tuple | None:
 
 def _counts_examples(arguments: Sequence[tf.Tensor], metric, step: _Step) -> bool:
     """Returns whether an update with a local batch adds up over replicas: it has a row, or a weight, by example."""
-    static = tf.get_static_value(step.examples)
-    if any(x.shape.rank is None or (x.shape.rank and x.shape[0] in (None, static)) for x in arguments):
+    if any(x.shape.rank is None or (x.shape.rank and x.shape[0] in step.sizes) for x in arguments):
         return True
     if not keras_compile.is_mean(metric) or len(arguments) < 2:
         return False
-    return tf.get_static_value(arguments[1]) in (None, static)  # such as the size of the local batch
+    return tf.get_static_value(arguments[1]) in step.sizes  # such as the size of the local batch

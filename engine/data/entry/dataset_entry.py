@@ -15,9 +15,10 @@ from ...internals import pipelines
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
-from ..streamed import DatasetStream, Stream, rows_as_tensors
+from ..streamed import DatasetStream, Stream, is_off, rows_as_tensors
 from . import views
 from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
+from .py_dataset import ONE_SIZE
 
 _GAPS = (
     "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
@@ -48,7 +49,10 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     check_elements(name, dataset.element_spec, is_batched)
     batch_examples, by_batch = None, False
     if rules.as_keras:
-        batch_examples, by_batch = (given_batches[0], False) if given_batches else _batch_size(name, dataset, rules)
+        shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+        takes_any = rules.by_batch and all(shape[1:].is_fully_defined() for shape in shapes) and not is_off(dataset)
+        batch_examples, is_zip = (given_batches[0], False) if given_batches else _batch_size(name, dataset, takes_any)
+        by_batch = is_zip or (takes_any and pipelines.batches_may_differ(dataset, not rules.ends))
         if not by_batch:
             dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
             dataset = _unbatch(name, dataset)
@@ -74,7 +78,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         return features, labels, tf.nest.map_structure(check_weight, weights)
 
     stream = DatasetStream(dataset if weights is None else dataset.map(check_values), by_batch)
-    if given_batches and stream.length == tf.data.UNKNOWN_CARDINALITY:
+    if given_batches and not by_batch and stream.length == tf.data.UNKNOWN_CARDINALITY:
         stream.length = given_batches[1]
     if names := pipelines.variables(dataset):
         notes.append(
@@ -137,7 +141,7 @@ def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> 
     return x, () if y is None else y, views.fill_missing_weights(y, weights, lambda: tf.ones(examples))
 
 
-def _batch_size(name: str, dataset: tf.data.Dataset, rules: Rules) -> tuple[int, bool]:
+def _batch_size(name: str, dataset: tf.data.Dataset, takes_any: bool) -> tuple[int, bool]:
     """Returns a batch's rows, of its first array, and whether arrays have other numbers of rows, as of a zip."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     sizes = [shape[0] if shape.rank else 0 for shape in shapes]
@@ -147,8 +151,7 @@ def _batch_size(name: str, dataset: tf.data.Dataset, rules: Rules) -> tuple[int,
         sizes = [int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)]
         if not sizes:
             raise UsageError(_EMPTY.format(name))
-    is_zip = len({*sizes}) > 1 and all(sizes) and pipelines.is_batched(dataset) is not False
-    if is_zip and rules.by_batch and all(shape[1:].is_fully_defined() for shape in shapes):
+    if takes_any and len({*sizes}) > 1 and all(sizes) and pipelines.is_batched(dataset) is not False:
         return sizes[0], True
     if len({*sizes}) > 1 or not all(sizes):
         rows = ", ".join(sorted({*map(str, sizes)}))
@@ -161,9 +164,7 @@ def _batch_size(name: str, dataset: tf.data.Dataset, rules: Rules) -> tuple[int,
 
 def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Makes reading fail if batches differ in size, except for a smaller last one."""
-    line = (
-        f"{name} has batches of {size} examples and, before its end, of others; call repeat() and such before batch()"
-    )
+    line = f"{name} has batches of {size} examples and, before its end, of others; {ONE_SIZE}"
 
     def checked(is_last: tf.Tensor, batch: Any) -> tuple[tf.Tensor, Any]:
         examples = tf.shape(tf.nest.flatten(batch)[0])[0]

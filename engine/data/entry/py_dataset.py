@@ -24,6 +24,10 @@ from ..reader import fits
 from ..source import Source, Spec, unknown_dimensions
 from ..streamed import Stream, rows_as_tensors
 
+ONE_SIZE = (
+    "make all but the last equal, as dataset.unbatch().batch(32) does; accumulate_steps, parameter servers, TPUs and "
+    "parts for workers need it"
+)
 _SILENT_SECONDS = 5.0  # of reading, before a line says so
 _ARRAY_BYTES = 400  # of an array besides its values, and of its place in a batch
 
@@ -291,10 +295,7 @@ class GeneratorStream(Stream):
             return mistake
         is_other = self._ended_short or len(tf.nest.flatten(batch)[0]) > self.batch_examples
         if is_other and not self.by_batch:
-            return (
-                f"batches of {self.batch_examples} examples and, before its end, of another size; make all but the "
-                "last equal"
-            )
+            return f"batches of {self.batch_examples} examples and, before its end, of another size; {ONE_SIZE}"
         if mistake := _other_shape(batch, self.element_spec):
             return f"{mistake}; make all of one shape, as by np.pad, or let the first two batches differ"
         return ""

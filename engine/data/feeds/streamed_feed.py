@@ -31,8 +31,8 @@ _AHEAD = 4  # batches
 _MOST_PASSES = 1 << 16  # finite: a stream that has become empty would be read for ever
 _SEEDS = b"seeds"
 _FEW = (
-    "a batch is of fewer examples than the {} replicas, or its arrays are of different numbers, so it can't be divided "
-    "among them; make larger batches, as many of each, or use one device"
+    "a batch is of fewer examples than the {0} replicas, or its arrays are of different numbers that these do not "
+    "divide; make larger batches, of multiples of {0}, or use one device"
 )
 _OTHER_SAMPLES = (
     "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
@@ -155,10 +155,14 @@ class StreamedFeed(Feed):
         shard_range = even_range if self.part.by_file else replica_range
         number = self._mesh.data.rank - self._first_shard
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
-            first = tf.nest.flatten(batch)[0]
-            size = tf.shape(first)[0] if first.shape[0] is None else first.shape[0]
-            start, stop = shard_range(size, number, self._num_shards)
-            return tf.nest.map_structure(lambda x: x[start:stop], batch)
+
+            def shard(x: tf.Tensor) -> slice:
+                size = tf.shape(x)[0] if x.shape[0] is None else x.shape[0]
+                return slice(*shard_range(size, number, self._num_shards))
+
+            first = shard(tf.nest.flatten(batch)[0])
+            by_batch = self.part.stream.by_batch  # whose arrays may have other numbers of examples
+            return tf.nest.map_structure(lambda x: x[shard(x) if by_batch else first], batch)
 
     def close(self) -> None:
         self._iterator = self._next_step = None
@@ -374,9 +378,10 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
 
 def _check_rows(shards: int, *batch: Any) -> Any:
     """Makes reading fail where a batch can't be divided among replicas."""
-    first, *others = [tf.shape(x)[0] for x in tf.nest.flatten(batch)]
-    are_equal, line = tf.reduce_all(tf.stack([first, *others]) == first), _FEW.format(shards)
-    with tf.control_dependencies([tf.debugging.Assert((first >= shards) & are_equal, [line, first, *others])]):
+    sizes = tf.stack([tf.shape(x)[0] for x in tf.nest.flatten(batch)])
+    divides = tf.reduce_all(sizes == sizes[0]) | tf.reduce_all(sizes % shards == 0)
+    is_enough = tf.reduce_all(sizes >= shards)
+    with tf.control_dependencies([tf.debugging.Assert(divides & is_enough, [_FEW.format(shards), sizes])]):
         batch = tf.nest.map_structure(tf.identity, batch)
     return batch if len(batch) > 1 else batch[0]
 

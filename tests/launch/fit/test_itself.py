@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras import Trainable
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
@@ -28,6 +29,7 @@ keras = tf.keras
 X = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
 Y = X.sum(1, keepdims=True)
 HOW = {"batch_size": 8, "shuffle": False, "verbose": 0}
+TWO = {"strategy": "mirrored", "num_virtual_devices": 2, "jit": "off"}
 FITS = (keras.Model.fit, crankshaft.fit)
 
 
@@ -334,20 +336,57 @@ def test_an_epoch_of_a_generator_is_of_steps_per_epoch_batches_of_any_sizes(size
     check_alike(ours, theirs, 1e-6)
     for name, values in expected.items():
         np.testing.assert_allclose(history(run)[name], values, rtol=1e-5, err_msg=name)
-    with pytest.raises(crankshaft.UsageError, match="accumulate_steps=2 divides batches of one size"):
-        crankshaft.fit(line(), uneven(*sizes), epochs=1, accumulate_steps=2, **how)
+    with pytest.raises(CrankshaftError, match=r"make all but the last equal, .* accumulate_steps, param"):
+        crankshaft.fit(line(), uneven(*sizes), epochs=2, accumulate_steps=2, **how)
 
 
-def test_replicas_take_their_rows_of_a_generators_batches():
-    how = {"epochs": 3, "steps_per_epoch": 3, "verbose": 0}
+def in_batches(size):
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+
+
+def generated():
+    like = in_batches(8).element_spec
+    return tf.data.Dataset.from_generator(lambda: uneven(3, 9, 8), output_signature=like)
+
+
+@pytest.mark.parametrize(
+    ("data", "steps"),
+    [
+        (lambda: in_batches(8).map(lambda x, y: (x, y, tf.abs(y))).repeat(), 4),  # 8, 8, 4, 8, ...
+        (lambda: in_batches(7).concatenate(in_batches(3)).map(lambda x, y: (x * 2, y)), None),
+        (generated, 2),
+    ],
+    ids=["repeated", "joined", "generator"],
+)
+def test_each_batch_of_a_dataset_is_a_step_where_a_smaller_one_comes_before_others(data, steps, tmp_path):
+    how = {"steps_per_epoch": steps, "verbose": 0}
     theirs = line()
-    expected = history(theirs.fit(uneven(4, 9, 7), **how))
-    two = {"strategy": "mirrored", "num_virtual_devices": 2, "jit": "off"}
-    run = crankshaft.fit(line, lambda: uneven(4, 9, 7), **how, **two)
+    expected = history(theirs.fit(data(), epochs=4, **how))
+    for epochs in (2, 4):
+        ours = line()
+        run = crankshaft.fit(ours, data(), epochs=epochs, run_dir=str(tmp_path), jit="off", **how)
+    check_alike(ours, theirs, 1e-6)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history(run)[name], values, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "data", [lambda: uneven(4, 9, 7), lambda: in_batches(6).repeat()], ids=["generator", "dataset"]
+)
+def test_replicas_take_their_rows_of_batches_of_any_sizes(data):
+    how = {"epochs": 3, "steps_per_epoch": 5, "verbose": 0}
+    theirs = line()
+    expected = history(theirs.fit(data(), **how))
+    run = crankshaft.fit(line, data, **how, **TWO)
     check_alike(run.model, theirs, 1e-5)
     np.testing.assert_allclose(history(run)["loss"], expected["loss"], rtol=1e-5)
+
+
+def test_a_batch_that_replicas_cannot_divide_is_one_line():
     with pytest.raises(crankshaft.UsageError, match="a batch is of fewer examples than the 2 replicas"):
-        crankshaft.fit(line, lambda: uneven(10, 1, 9), **how, **two)
+        crankshaft.fit(line, lambda: uneven(10, 1, 9), epochs=1, steps_per_epoch=3, verbose=0, **TWO)
+    with pytest.raises(crankshaft.UsageError, match="or its arrays are of different numbers that these do not divide"):
+        crankshaft.fit(both, lambda: unequal(3), epochs=1, verbose=0, **TWO)
 
 
 class Both(keras.Model):
@@ -357,6 +396,7 @@ class Both(keras.Model):
         super().__init__()
         inputs = keras.Input([3])
         self.line = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(inputs))
+        self.high = keras.metrics.TruePositives(0.0)
 
     def train_step(self, data):
         unlabelled, (x, y) = data
@@ -364,17 +404,32 @@ class Both(keras.Model):
             loss = tf.reduce_mean(tf.square(self.line(x) - y)) + tf.reduce_mean(tf.square(self.line(unlabelled)))
         weights = self.line.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return {"loss": loss}
+        self.high.update_state(y > 0, self.line(x))
+        return {"loss": loss, "high": self.high.result()}
 
 
-def test_a_zip_of_batches_of_other_sizes_is_a_step_for_each():
-    slices, made = tf.data.Dataset.from_tensor_slices, []
-    data = tf.data.Dataset.zip((slices(X).batch(8), slices((X[:6], Y[:6])).batch(2)))
-    for fit in FITS:
-        made.append(Both())
-        made[-1].compile(keras.optimizers.SGD(0.1))
-        fit(made[-1], data, epochs=2, verbose=0)
-    check_alike(*made[::-1], 1e-6)
+def both():
+    made = Both()
+    made.compile(keras.optimizers.SGD(0.1))
+    return made
+
+
+def unequal(labelled, **batched):
+    slices = tf.data.Dataset.from_tensor_slices
+    return tf.data.Dataset.zip((slices(X[:16]).batch(8, **batched), slices((X[:6], Y[:6])).batch(labelled, **batched)))
+
+
+@pytest.mark.parametrize("batched", [{}, {"drop_remainder": True}], ids=["", "static"])
+def test_a_zip_of_batches_of_other_sizes_is_a_step_for_each_on_replicas_too(batched):
+    theirs, ours = both(), both()
+    theirs.fit(unequal(2, **batched), epochs=2, verbose=0)
+    expected = history(crankshaft.fit(ours, unequal(2, **batched), epochs=2, verbose=0))
+    check_alike(ours, theirs, 1e-6)
+    assert expected["high"] == history(theirs)["high"]
+    run = crankshaft.fit(both, lambda: unequal(2, **batched), epochs=2, verbose=0, **TWO)
+    check_alike(run.model, theirs, 1e-5)
+    for name, values in expected.items():
+        np.testing.assert_allclose(history(run)[name], values, rtol=1e-5, err_msg=name)
 
 
 def test_an_evaluation_is_between_what_a_callback_does_before_and_after_it():

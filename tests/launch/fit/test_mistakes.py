@@ -234,10 +234,10 @@ def test_a_library_that_logs_from_kerass_fit_is_named_and_refuses_no_model(monke
     assert caplog.text.count(line) == 1
 
 
-def test_a_dataset_of_batches_of_several_sizes_is_one_line():
+def test_a_dataset_of_batches_of_several_sizes_is_one_line_where_all_have_to_be_of_one():
     dataset = tf.data.Dataset.from_tensor_slices((sample(8), classes(3))).batch(BATCH).repeat()
-    with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; call repeat"):
-        crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off")
+    with pytest.raises(crankshaft.UsageError, match="and, before its end, of others; make all but the last equal"):
+        crankshaft.fit(mlp(), dataset, steps_per_epoch=3, epochs=3, verbose=0, jit="off", accumulate_steps=5)
 
 
 @pytest.mark.parametrize(
