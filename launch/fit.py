@@ -148,14 +148,10 @@ class Arguments(types.SimpleNamespace):
         return max(0, self.epochs - self.initial_epoch)
 
     @property
-    def stride(self) -> int:
-        """The batches of one execution of Keras's; a function's model has not been made."""
-        return self.model.steps_per_execution if self.is_model else 1
-
-    @property
     def epoch_steps(self) -> int | None:
-        """The steps of an epoch: whole executions, as in Keras."""
-        return self.steps_per_epoch and -(-self.steps_per_epoch // self.stride) * self.stride
+        """The steps of an epoch: whole executions, as in Keras; a function's model has not been made."""
+        stride = self.model.steps_per_execution if self.is_model else 1
+        return self.steps_per_epoch and -(-self.steps_per_epoch // stride) * stride
 
     @property
     def eval_fraction(self) -> float:
@@ -189,7 +185,6 @@ def _train(arguments: Arguments) -> api.Run:
         first_epoch=arguments.initial_epoch,
         epochs=arguments.run_epochs,
         eval_epochs=arguments.validation_freq,
-        batch_stride=arguments.stride,
         verbose=0 if arguments.verbose == "auto" else int(arguments.verbose),
     )
     # `Hook.last_step` ends the run earlier where callbacks or epochs say so.

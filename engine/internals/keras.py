@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import functools
 import random
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -82,6 +83,15 @@ def unseeded_samples(next_seed: Callable[[], tf.Tensor]) -> Iterator[None]:
 def layers_in(layer: tf.keras.layers.Layer, itself: bool = True) -> list[tf.keras.layers.Layer]:
     """Returns all layers in a layer, at any depth, with `itself` including the layer."""
     return list(layer._flatten_layers(include_self=itself))
+
+
+def unnumbered(name: str, parts: Iterable[Any]) -> str:
+    """Returns a name without the numbers in a process that Keras has given to some of its parts, layers or metrics."""
+    for part in parts:
+        alone = re.sub(r"_\d+$", "", part.name)
+        if alone != part.name and alone.replace("_", "") == type(part).__name__.lower():
+            name = re.sub(rf"(?<![^_]){re.escape(part.name)}(?![^_])", alone, name)
+    return name
 
 
 def symbolic_inputs(model: tf.keras.layers.Layer) -> Any:

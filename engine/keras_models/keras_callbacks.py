@@ -100,7 +100,6 @@ class KerasCallbacks(Windowed):
     Args:
       epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
       epochs: number of the run's epochs, which limits it if `epoch_steps` is set or the number is 0; None is no limit.
-      batch_stride: batches from one call of the batch methods to the next, Keras's `steps_per_execution`.
       eval_epochs: the epochs, from 1, after which the run evaluates, or the interval between them.
       verbose: for `self.params`.
 
@@ -125,7 +124,6 @@ class KerasCallbacks(Windowed):
         epoch_steps: int | None = None,
         first_epoch: int = 0,
         epochs: int | None = None,
-        batch_stride: int = 1,
         eval_epochs: Collection[int] | int = 1,
         verbose: int = 0,
     ):
@@ -139,7 +137,7 @@ class KerasCallbacks(Windowed):
         self._at_test_batches = any(_overrides(callback, _AT_TEST_BATCHES) for callback in callbacks)
         self.epoch_steps, self._first_epoch, self._epochs = epoch_steps, first_epoch, epochs
         self.needs_epochs = epoch_steps is None
-        self._stride, self._verbose, self._eval_epochs = batch_stride, verbose, eval_epochs
+        self._verbose, self._eval_epochs = verbose, eval_epochs
         self._states: list[dict[str, Any]] = []  # the callbacks' states in a checkpoint
         self._model: Any = None
         self._is_evaluating = False
@@ -158,6 +156,7 @@ class KerasCallbacks(Windowed):
 
     def attach(self, state: TrainState, meter: Meter) -> None:
         super().attach(state, meter)
+        self._trainer: Any = state.trainer
         self._unreset = getattr(state.trainer, "unreset", ())
         if self._unreset:
             self._run = meter.window(f"{self.name}_run")
@@ -207,6 +206,13 @@ class KerasCallbacks(Windowed):
         if not models:
             raise UsageError(f"Keras callbacks need a Keras model, and {type(trainer).__name__} has none; write a hook")
         self._model, self._loss_scale = models[0], trainer.inventory.loss_scale
+        # Batches from one call of the batch methods to the next. A model that a function makes exists only now.
+        self._stride = getattr(self._model, "steps_per_execution", 1)
+        if (steps := self.epoch_steps) and steps % self._stride:
+            raise UsageError(
+                f"steps_per_epoch={steps} is not a whole number of executions of {self._stride} steps "
+                f"(steps_per_execution); use {-(-steps // self._stride) * self._stride}, which Keras trains"
+            )
         self._model.stop_training, self._model.history = False, self.history
         self._attributes = _attributes_for_callbacks(trainer, self._model)
         strategy, has_own_optimizer = status.strategy, "optimizer" in self._attributes
@@ -404,13 +410,16 @@ class KerasCallbacks(Windowed):
         states = [*map(_callback_state, self._callbacks)]
         for callback, entry in zip(self._callbacks, states, strict=True):
             entry |= {"attributes": self._attributes_of[callback][1]} if callback in self._attributes_of else {}
-        return {"callbacks": states, "begun": [*self._begun], **pending}
+        names = {"names": names} if (names := getattr(self._trainer, "first_names", None)) else {}
+        return {"callbacks": states, "begun": [*self._begun], **names, **pending}
 
     def restore_host_state(self, values: dict) -> None:
         self._states = values.get("callbacks") or []
         self._begun = [*values.get("begun", (None, None))]
         self.is_pending, self._several = values.get("is_pending", False), values.get("several", self._several)
         self._is_evaluating = values.get("is_evaluating", False)
+        if (names := values.get("names")) and not self._unreset:
+            vars(self._trainer)["first_names"] = names
 
     def _epoch(self, status: Status) -> int:
         return self._first_epoch + self._period.position(status.step)[0]

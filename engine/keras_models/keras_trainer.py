@@ -78,6 +78,7 @@ class KerasTrainer(Trainer):
       **arguments: the keywords of the function that makes the model.
 
     Attributes:
+      first_names: the names of a training step's metrics as the run began, by what they are without Keras's numbers.
       evaluates_any_size: that an evaluation's step may be traced without its batch's size, as Keras traces it.
       wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
@@ -97,12 +98,14 @@ class KerasTrainer(Trainer):
     """
 
     make: Callable[..., tf.keras.Model]
+    first_names: dict[str, list[str]]
     weighs_outputs = evaluates_any_size = True
 
     def __init__(self, **arguments):
         super().__init__()
         self._arguments = arguments
         self._own_steps: own_step.OwnSteps | None = None
+        self.__dict__["first_names"] = {}  # no part of checkpoints' variables
 
     @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
@@ -519,16 +522,35 @@ class KerasTrainer(Trainer):
                 f"{type(self.model).__name__} overrides evaluate, which no run calls; override test_step, or leave "
                 "validation out, and call the model's evaluate, as in a callback"
             )
-        return self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)
+        metrics: Any = self._own_steps.test(batch) if self._own_steps else super().eval_step(batch)
+        if isinstance(metrics, tuple):  # with predictions
+            return self._by_first_names(metrics[0]), metrics[1]
+        return self._by_first_names(metrics)
 
     def train_step(self, batch) -> dict[str, Any]:
+        metrics: dict[str, Any]
         if self._own_steps:
-            return self._own_steps.train(batch)
-        if self.trainable_variables or not self.run_context.in_place:
-            return super().train_step(batch)
-        # As in Keras, there is no update without weights to train.
-        with keras.computing_with(step_context().values):
-            return self._forward_losses(batch, training=True).metrics()
+            metrics = self._own_steps.train(batch)
+        elif self.trainable_variables or not self.run_context.in_place:
+            metrics = super().train_step(batch)
+        else:  # as in Keras, there is no update without weights to train
+            with keras.computing_with(step_context().values):
+                metrics = self._forward_losses(batch, training=True).metrics()
+        return self._by_first_names(metrics)
+
+    def _by_first_names(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Names metrics as when the run began: Keras numbers layers and metrics without a name through a process."""
+        parts = [*keras.layers_in(self.model), *keras_compile.all_metrics(self.model)]
+        now: dict[str, list[str]] = {}
+        for name in metrics:
+            now.setdefault(keras.unnumbered(name, parts), []).append(name)
+        if step_context().is_training and not self.first_names:
+            self.__dict__["first_names"] = now
+        names = {name: name for name in metrics}
+        for unnumbered, several in now.items():
+            if len(first := self.first_names.get(unnumbered, ())) == len(several):
+                names |= dict(zip(several, first, strict=True))
+        return {names[name]: pair for name, pair in metrics.items()}
 
     def _unwrap_padded(self, padded: form.Padded) -> Any:
         # As Keras's `fit` passes what `padded_batch` made, and ragged tensors.

@@ -31,6 +31,7 @@ Y = X.sum(1, keepdims=True)
 HOW = {"batch_size": 8, "shuffle": False, "verbose": 0}
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2, "jit": "off"}
 FITS = (keras.Model.fit, crankshaft.fit)
+REPLICAS = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
 def model(optimizer="adam", **compiled):
@@ -202,8 +203,11 @@ def test_a_model_without_weights_to_train_only_measures(dtype):
 
 @pytest.mark.parametrize("stride", [3, *(pytest.param(stride, marks=pytest.mark.slow) for stride in (1, 9))])
 def test_batch_methods_have_keras_numbers(stride):
-    seen = ([], [])
-    for fit, numbers in zip(FITS, seen, strict=True):
+    def fit_on_replicas(made, x, y, **how):
+        return crankshaft.fit(lambda: model(steps_per_execution=stride), x, y, **how, **REPLICAS)
+
+    seen = ([], [], [])
+    for fit, numbers in zip((*FITS, fit_on_replicas), seen, strict=True):
         callback = keras.callbacks.LambdaCallback(
             on_train_batch_begin=lambda batch, logs, numbers=numbers: numbers.append(batch),
             on_train_batch_end=lambda batch, logs, numbers=numbers: numbers.append(-batch),
@@ -212,7 +216,33 @@ def test_batch_methods_have_keras_numbers(stride):
         callback.on_test_batch_end = lambda batch, logs, numbers=numbers: numbers.append([batch, *logs])
         how = {**HOW, "batch_size": 4, "validation_data": (X[:19], Y[:19]), "epochs": 2, "callbacks": [callback]}
         fit(model(steps_per_execution=stride), X, Y, **how)
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_an_epoch_of_no_whole_executions_is_refused_where_a_function_makes_the_model():
+    with pytest.raises(crankshaft.UsageError, match=r"steps_per_epoch=2 is not .* of 3 steps .*; use 3, "):
+        crankshaft.fit(lambda: model(steps_per_execution=3), X, Y, steps_per_epoch=2, **HOW)
+
+
+def test_metrics_that_keras_numbers_keep_their_names_in_a_resumed_run(tmp_path):
+    """As where the cell of a notebook runs again: Keras numbers its layers and metrics on."""
+
+    def fit(epochs, **more):
+        keras.utils.set_random_seed(3)
+        x = keras.Input([3])
+        made = keras.Model(x, [keras.layers.Dense(1, "sigmoid")(x) for _ in range(2)])
+        curves = [keras.metrics.AUC(), keras.metrics.AUC(curve="PR")]
+        made.compile("sgd", ["mse", "mse"], metrics=[curves, [keras.metrics.AUC(name="auc_9")]])
+        y = (Y > 0).astype("float32")
+        how = {**HOW, "validation_data": (X, [y, y]), "run_dir": tmp_path / "run", **more}
+        return crankshaft.fit(made, X, [y, y], epochs=epochs, **how).history
+
+    first, again, alone = fit(1), fit(3), fit(3, run_dir=tmp_path / "another")
+    assert again.history.keys() == first.history.keys() != alone.history.keys()
+    assert sorted(again.history.values()) == sorted(alone.history.values())
+    assert {len(values) for values in again.history.values()} == {3}
+    assert again[-1].keys() == again[0].keys()
+    assert sum("auc_9" in name for name in first.history) == 2
 
 
 class Called(keras.callbacks.Callback):
@@ -276,7 +306,7 @@ def test_epochs_of_so_many_steps_end_where_the_data_does(name):
     for each, values in expected.items():
         np.testing.assert_allclose(found[each], values, rtol=1e-5, err_msg=each)
     if name in ("strides", "dataset"):  # by index and read on
-        crankshaft.fit(made[2], **how, callbacks=[seen[2]], strategy="mirrored", num_virtual_devices=2)
+        crankshaft.fit(made[2], **how, callbacks=[seen[2]], **REPLICAS)
         assert seen[2].calls == seen[0].calls
 
 
