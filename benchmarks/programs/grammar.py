@@ -124,7 +124,7 @@ def valid(program: dict) -> dict:
         drop("class_weight", "callbacks", "own_step", "average", "steps_per_execution", "again", "loss_weights")
     if p["kind"] == "own_step":  # its step is written for arrays of one input and one output
         p["inputs"], p["outputs"] = p["inputs"][:1], p["outputs"][:1]
-        drop("class_weight", "loss_weights")
+        drop("class_weight", "loss_weights", "output_form")
         if p["own_step"] in ("two_optimizers", "follower"):
             drop("average", "schedule")
             p["callbacks"] = [each for each in p["callbacks"] if each not in ("rates", "plateau")]

@@ -71,7 +71,7 @@ _NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
 RELATIONS: dict[str, Relation] = {
     "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, norms=NORMS),
     "replicas": Relation(
-        3, _replicas, norms=("synced_norm",),
+        3, _replicas, norms=("synced_norm",), ignores=("optimizer/",),
     ),
     "parts": Relation(
         3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",),
@@ -109,11 +109,11 @@ RELATIONS: dict[str, Relation] = {
     ),
     "workers": Relation(
         0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
-        {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"),
+        {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"), ignores=("optimizer/",),
     ),
     "servers": Relation(
         0, lambda _: {"one device": {}, "around a server": {"processes": ["--workers=1", "--ps=1"], "flags":
-        {"strategy": "parameter_server"}}}, forbids=("data", "again", "step", "average"),
+        {"strategy": "parameter_server"}}}, forbids=("data", "again", "step", "average"), ignores=("optimizer/",),
     ),
 }  # fmt: skip
 
