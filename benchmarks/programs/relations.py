@@ -62,7 +62,7 @@ def _saved(program: dict) -> dict[str, dict]:
     # A file of Keras does not have classes of a script's own.
     has_own = program["kind"] == "own_step" or program["model_form"] == "subclass"
     has_own = has_own or {"adds_loss", "counter"} & {*program["trunk"]}
-    kinds = ("loaded",) if has_own else ("loaded", "exported")
+    kinds = ("loaded by class",) if has_own else ("loaded", "exported")
     return {"run": {}, **{kind: {"predicts": kind} for kind in kinds}}
 
 

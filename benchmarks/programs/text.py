@@ -471,8 +471,9 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
         made, tested = run.model, dict(run.evaluate(test))
         if "loss_with_penalties" in tested:  # Keras's loss
             tested["loss"] = tested.pop("loss_with_penalties")
-        if predicts == "loaded":
-            predicted = crankshaft.load_model(folder).predict(test[0])
+        if predicts.startswith("loaded"):
+            loads = None if predicts == "loaded" else crankshaft.KerasTrainer.for_model(model)
+            predicted = crankshaft.load_model(folder, trainer_class=loads).predict(test[0])
         elif predicts == "exported":
             made.save(folder + "/model.keras")
             predicted = keras.models.load_model(folder + "/model.keras").predict(test[0], verbose=0)
@@ -681,8 +682,9 @@ def values(flags=None, data={program["data"]!r}, stops=(), parts=(), between=(),
                           "other_data": lambda: run.evaluate(form(arrays(4, 5), "arrays"))}}[action]()
                 tested = {{name: value for name, value in run.evaluate().items() if name in ("loss", "squares")}}
                 made, predicted = run.model, run.predict(examples[0]) if predicts == "run" else None
-        if predicts == "loaded":
-            predicted = crankshaft.load_model(folder).predict(examples[0])
+        if predicts.startswith("loaded"):
+            loads = None if predicts == "loaded" else trainer("", False)
+            predicted = crankshaft.load_model(folder, trainer_class=loads).predict(examples[0])
         elif predicts == "exported":
             made.save(folder + "/model.keras")
             predicted = keras.models.load_model(folder + "/model.keras").predict(examples[0], verbose=0)

@@ -87,7 +87,7 @@ class SavedRun:
         saved, path = self.description, manifest.path
         flags, deciding = (saved_config.check(path, manifest.about)[key] for key in ("flags", "deciding"))
         ema_decay = flags.get("ema_decay") or 0.0
-        if trainer_class is None and (architecture := self._architecture(name, flags, deciding, path)) is not None:
+        if trainer_class is None and (architecture := self._architecture(name, flags, deciding, manifest)) is not None:
             trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
         else:
             trainer_class = trainer_class or registry.find("model", str(flags["model"])).make
@@ -107,7 +107,7 @@ class SavedRun:
         return prepared
 
     def _architecture(
-        self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], path: str
+        self, name: str | None, flags: Mapping[str, Any], deciding: Mapping[str, Any], manifest: Manifest
     ) -> dict[str, Any] | None:
         """Finds Keras's configuration of a checkpoint's model; None if its trainer is one of Crankshaft's.
 
@@ -126,12 +126,15 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        user_files.refuse_unnamed_code(path, {"model": flags.get("model")}, fix="load_model its trainer_class")
+        user_files.refuse_unnamed_code(manifest.path, {"model": flags.get("model")}, fix="load_model its trainer_class")
         if not flags.get("model"):
-            kind = deciding["model"]
+            owner = kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"
             alone = f', or name="{weights.MODEL}" for its Keras model alone' if architecture and more else ""
-            raise UsageError(f"this run's model is {kind}'s{more}; give load_model(..., trainer_class={kind}){alone}")
+            if "compile" in manifest.about:  # the class, or a function, of a compiled model
+                kind, more = "KerasTrainer.for_model(make)", f"{more}, which Keras can't make from its configuration"
+                alone = ", where make is the function that makes and compiles it"
+            raise UsageError(f"this run's model is {owner}'s{more}; give load_model(..., trainer_class={kind}){alone}")
         return None
 
     def trainer(self, which: str, build: Callable[[Manifest], Trainer]) -> Trainer:

@@ -646,6 +646,30 @@ def test_a_saved_run_predicts_without_its_data(tmp_path):
     np.testing.assert_allclose(serve(features=tf.constant(X))["outputs"], expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
+def test_a_model_without_a_configuration_is_loaded_by_the_function_that_makes_it(tmp_path):
+    class Around(keras.Model):
+        def __init__(self, body):
+            super().__init__()
+            self.body = body
+
+        def call(self, x):
+            return self.body(x)
+
+    def made():
+        model = Around(keras.Sequential([keras.layers.Dense(2)]))
+        model.compile("sgd", "mse")
+        return model
+
+    run = fit(made, X, Y, run_dir=tmp_path, jit="off", **HOW)
+    with pytest.raises(
+        UsageError, match=r"made's, which .*trainer_class=KerasTrainer.for_model\(make\)\), where make is"
+    ):
+        load_model(tmp_path)
+    saved = load_model(tmp_path, trainer_class=KerasTrainer.for_model(made))
+    np.testing.assert_allclose(saved.predict(X, verbose=0), run.predict(X), rtol=1e-5)
+
+
 def test_averages_are_not_loaded_where_a_step_is_not_traced(tmp_path):
     fit(guide, X, KINDS, run_dir=tmp_path, ema_decay=0.9, jit="off", **HOW)
     with pytest.raises(UsageError, match=r"ema_decay: Guide.train_step decides which weights.*take the model of a run"):
