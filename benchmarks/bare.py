@@ -21,8 +21,8 @@ from crankshaft.launch.command_line import checks, configuring, parsing
 from crankshaft.launch.host import process
 from crankshaft.launch.run import building
 from crankshaft.launch.run.data.loading import load
+from crankshaft.launch.run.jit import choose_jit
 from crankshaft.launch.run.open_run import Run
-from crankshaft.launch.run.training import choose_jit
 
 
 def tune() -> None:

@@ -49,8 +49,8 @@ from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.launch.benchmark.measure.rounds import Length
 from crankshaft.launch.command_line import checks, configuring
+from crankshaft.launch.run.jit import choose_jit
 from crankshaft.launch.run.modes.outcome import Outcome
-from crankshaft.launch.run.training import choose_jit
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
 _PART_SECONDS = 1.5

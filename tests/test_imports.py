@@ -122,7 +122,6 @@ NOT_YET = {
     "engine/optimizers/base.py": {"shards of a mesh"},
     "engine/reduction/all_reduce.py": {"shards of a mesh"},
     "engine/step/gradients.py": {"shards of a mesh"},
-    "launch/benchmark/mode.py": {"the composition of a run"},
     "launch/plan/quantify.py": {"the composition of a run"},
     "launch/plan/rehearsal.py": {"the composition of a run"},
     "launch/run/modes/generate.py": {"models"},

@@ -23,8 +23,8 @@ from crankshaft.launch import assembly
 from crankshaft.launch.benchmark.measure import rounds, trace
 from crankshaft.launch.command_line import checks, configuring, parsing
 from crankshaft.launch.run.base import BaseRun
+from crankshaft.launch.run.jit import choose_jit
 from crankshaft.launch.run.modes.outcome import Outcome
-from crankshaft.launch.run.training import choose_jit
 
 from .. import bits
 from . import attention as attentions

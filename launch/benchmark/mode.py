@@ -16,8 +16,8 @@ from ..cluster import children
 from ..plan import cost, measured_limits
 from ..plan.traced_ops import NotCountableError
 from ..run.base import BaseRun
+from ..run.jit import choose_jit
 from ..run.modes.outcome import Outcome, run_result
-from ..run.training import choose_jit
 from . import benchmark_report, result
 from .measure import intervals, rounds, trace
 
