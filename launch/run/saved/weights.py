@@ -108,10 +108,10 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     return names, [average for average in inventory.averages if average not in loaded.values()]
 
 
-def check_compatible(trainer: Trainer, manifest: Manifest, vocabulary: Mapping[str, int] | None = None) -> None:
-    """Raises `UsageError` if a checkpoint's weights would have another meaning in this trainer."""
+def check_compatible(trainer: Trainer, manifest: Manifest, name: str = "", vocabulary: Any = None) -> None:
+    """Raises `UsageError` if a checkpoint's weights, by its path or name, would have another meaning in a trainer."""
     arguments = manifest.about.get("deciding", {}).get("model_arg", {})
-    trainer.check_compatible(manifest.path, arguments, vocabulary)
+    trainer.check_compatible(name or manifest.path, arguments, vocabulary)
 
 
 def _check_source(run: BaseRun, prefix: str) -> None:
@@ -129,7 +129,7 @@ def _check_source(run: BaseRun, prefix: str) -> None:
         return
     whole = f"init_from={config.init_from}: this run's data"
     preprocessor.check_trained(whole, (before.data_info, before.features), (run.data_info, run.features))
-    check_compatible(run.trainer, manifest, before.data_info.vocabulary or {})
+    check_compatible(run.trainer, manifest, f"init_from={config.init_from}", before.data_info.vocabulary or {})
 
 
 def _load_keras_file(run: BaseRun, source: str) -> int:
