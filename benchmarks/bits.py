@@ -42,6 +42,8 @@ MODELS = {
     "cnn_batch_norm": "--model=cnn --model_arg=batch_norm=true --input=digits",
     "wide_deep": "--model=wide_deep --input=synthetic_clicks --input_arg=examples=20000 --input_arg=eval_examples=2000",
     "resnet20": "--model=resnet --input=digits",
+    "language_model": "--model=transformer_lm --model_arg=layers=1 --model_arg=width=16 --model_arg=heads=2 "
+    "--input=text --input_arg=context=16 --global_batch_size=8",
 }
 # XLA on a CPU has no kernels for tables' updates, and slow ones for convolutions, so batches are small.
 XLA = {
@@ -66,7 +68,11 @@ STRATEGIES = {
     "local_sgd": ("train", "--strategy=mirrored --num_virtual_devices=2 --sync_every_steps=4"),
     "workers": ("local --workers=2 --", ""),
     "server": ("local --workers=1 --ps=1 --", "--steps_per_loop=10"),
+    "mesh": ("train", "--strategy=mirrored --num_virtual_devices=4 --mesh=data:2,model:2"),
+    "shard_optimizer": ("train", "--strategy=mirrored --num_virtual_devices=2 --shard_optimizer --clip_norm=1"),
 }
+# Strategies that train others than `ON_SEVERAL`.
+ON_STRATEGY = {"server": (*ON_SEVERAL, "wide_deep"), "mesh": ("language_model",), "shard_optimizer": ("mlp_dropout",)}
 # Data of a script's own: what reads by indices, and what only gives the next batch.
 FORMS = str(ROOT / "benchmarks" / "forms.py")
 ON_FORMS = {
@@ -88,7 +94,7 @@ def cases() -> list[Case]:
     rows += [(f"{model}/xla", "train", f"{MODELS[model]} {more} --jit=on") for model, more in XLA.items()]
     rows += [(f"{model}/{name}", "train", f"{MODELS[model]} {more} --jit=off") for name, (model, more) in WAYS.items()]
     for strategy, (command, more) in STRATEGIES.items():
-        models = (*ON_SEVERAL, "wide_deep") if strategy == "server" else ON_SEVERAL
+        models = ON_STRATEGY.get(strategy, ON_SEVERAL)
         rows += [(f"{model}/{strategy}", command, f"{MODELS[model]} {more} --jit=off") for model in models]
     rows = [(name, f"-m crankshaft {command}", flags) for name, command, flags in rows]
     for form, ways in ON_FORMS.items():
