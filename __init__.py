@@ -11,8 +11,8 @@ TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long 
 if TYPE_CHECKING:
     from .engine.build import build_embeddings, build_layers, learning_rate, make_optimizer
     from .engine.data.form import Padded
+    from .engine.data.run_data import Data
     from .engine.data.source import Source, Spec
-    from .engine.data.splits import Data
     from .engine.keras_models.keras_metrics import KerasMetric
     from .engine.keras_models.keras_trainer import KerasTrainer
     from .engine.layers.embeddings import Embedding
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
-    "Data": "crankshaft.engine.data.splits",
+    "Data": "crankshaft.engine.data.run_data",
     "Embedding": "crankshaft.engine.layers.embeddings",
     "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
     "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
@@ -69,7 +69,7 @@ _HOMES = {
 
 _WITHOUT_TENSORFLOW = (
     "crankshaft.engine.data.source",
-    "crankshaft.engine.data.splits",
+    "crankshaft.engine.data.run_data",
     "crankshaft.engine.version",
     "crankshaft.launch.failures",
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 
-from crankshaft.engine.data.splits import Data
+from crankshaft.engine.data.run_data import Data
 
 from .workloads import WORKLOADS
 

@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
 from crankshaft.engine.checkpoints.in_memory import Snapshots
-from crankshaft.engine.checkpoints.slots import Slots
+from crankshaft.engine.checkpoints.snapshot_memory import Slots
 from crankshaft.engine.hooks import Hook, Periodic, Status, saving
 from crankshaft.engine.hooks.recorder import Recorder
 from crankshaft.engine.hooks.request_handler import RequestHandler

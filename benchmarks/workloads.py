@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from crankshaft.engine.data.splits import Data
+from crankshaft.engine.data.run_data import Data
 from crankshaft.input import synthetic, synthetic_clicks
 
 BATCH_SIZE = 64

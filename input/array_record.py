@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from ..engine.errors import BadRecordError, UnavailableError, reason
 from .checks import InputError, check_at_least
 from .data_json import as_bytes

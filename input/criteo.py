@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .checks import InputError, check_at_least
 from .files import listing
 from .synthetic_data.philox import generator, mix

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from ..engine.errors import SourceError
 from .checks import InputError
 from .files import listing

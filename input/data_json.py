@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..engine.data.preprocessing import KINDS, UNCHANGED, ColumnPreprocessing, Preprocessing
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]

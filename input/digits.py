@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .checks import InputError, refuse_data_dir
 
 _PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..engine.data.run_data import Data
 from ..engine.data.source import Source, Spec
-from ..engine.data.splits import Data
 from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
 from .data_json import as_bytes, numbering_digest

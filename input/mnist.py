@@ -3,7 +3,7 @@
 Without --data_dir, Keras's download.
 """
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .files.mnist_files import read_or_download
 
 

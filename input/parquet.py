@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .files import listing
 from .tables import columns, folders
 from .tables.fitting import FITTED as FITTED

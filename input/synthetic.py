@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from ..engine.machine.memory import usable_bytes
 from .checks import InputError, check_at_least, refuse_data_dir
 from .synthetic_data.philox import generator

@@ -5,7 +5,7 @@ NumPy only. For benchmarks and tests of embeddings: nothing is read or downloade
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from .checks import InputError, check_at_least, refuse_data_dir
 from .synthetic_data.philox import generator
 from .synthetic_data.planted import auc, clicks, effects, power_law_ids

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 
+from ..engine.data.run_data import Data
 from ..engine.data.source import Source, Spec
-from ..engine.data.splits import Data
 from ..engine.errors import BadRecordError
 from .checks import InputError, check_at_least
 from .files import listing, storage, tokens

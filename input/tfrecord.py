@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..engine.data.splits import Data
+from ..engine.data.run_data import Data
 from ..engine.errors import BadRecordError, SourceError
 from .checks import check_at_least
 from .data_json import as_bytes

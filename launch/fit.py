@@ -21,8 +21,8 @@ from ..engine.arguments import nearest, parameters
 from ..engine.data import frames
 from ..engine.data.entry import user_data, views
 from ..engine.data.preprocessing import Preprocessing
+from ..engine.data.run_data import Data
 from ..engine.data.source import Source
-from ..engine.data.splits import Data
 from ..engine.data.streamed import Stream
 from ..engine.internals import keras
 from ..engine.internals.keras_compile import untracked_optimizer

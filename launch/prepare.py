@@ -33,7 +33,7 @@ from .failures import UsageError
 from .host import process
 
 if TYPE_CHECKING:
-    from .run.data.preparing import Loaded
+    from .run.data.writing_shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _task: list[Any] = []  # in a process of the pool: the request, and its loaded data
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
-        from .run.data import preparing
+        from .run.data import writing_shards
 
     request = ShardRequest(
         input=str(flags.input),  # `find` refuses none
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         format=flags.format,
     )
     write_all = functools.partial(_write_all, request, flags.processes or max(1, int(cpus.usable_cores())))
-    summary = preparing.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
+    summary = writing_shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
     words = shlex.join(parsing.to_words({"input": flags.format, "data_dir": flags.output_dir}))
     print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
     return 0
@@ -97,9 +97,9 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     """
     processes = min(processes, len(left))
     if processes <= 1:
-        from .run.data import preparing
+        from .run.data import writing_shards
 
-        yield from ((shard, preparing.write(request, loaded, shard)) for shard in left)
+        yield from ((shard, writing_shards.write(request, loaded, shard)) for shard in left)
         return
     context = multiprocessing.get_context("spawn")  # a process with TensorFlow's threads can't be forked
     pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
@@ -128,11 +128,11 @@ def _start_worker(request: ShardRequest) -> None:
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
     with process.quiet_startup(quiet=True):
-        from .run.data import preparing
+        from .run.data import writing_shards
     try:
         if len(_task) == 1:  # the process's first shard
-            _task.append(preparing.load(_task[0]))
-        return preparing.write(_task[0], _task[1], shard)
+            _task.append(writing_shards.load(_task[0]))
+        return writing_shards.write(_task[0], _task[1], shard)
     except UnavailableError as error:
         raise OSError(str(error)) from None
     except UsageError as error:

@@ -15,7 +15,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
-from crankshaft.engine.checkpoints.slots import Slots
+from crankshaft.engine.checkpoints.snapshot_memory import Slots
 from crankshaft.launch.cluster.resources import free_ports
 from tests import forked
 from tests.waiting import wait_until

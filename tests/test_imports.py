@@ -16,7 +16,7 @@ from docs.layout import ROOT, arrows, between_folders, circles, imports, source_
 MAY_IMPORT = {
     "engine": {"keras", "numpy", "tensorboard", "tensorflow"},
     "input": {
-        *("crankshaft.engine.data.splits", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
+        *("crankshaft.engine.data.run_data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
         *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors", "crankshaft.engine.logging"),
         *("crankshaft.engine.machine.files", "crankshaft.engine.machine.memory"),
         *("filelock", "numpy", "tensorflow"),
@@ -54,7 +54,7 @@ PARTS = {
     ),
     "elastic members": ("launch/cluster/members.py", "launch/run/joining.py"),
     "memory snapshots": (
-        *("engine/checkpoints/in_memory.py", "engine/checkpoints/slots.py", "engine/hooks/snapshots.py"),
+        *("engine/checkpoints/in_memory.py", "engine/checkpoints/snapshot_memory.py", "engine/hooks/snapshots.py"),
         *("launch/cluster/task_memory.py", "launch/run/snapshots.py"),
     ),
     "TensorBoard": ("engine/hooks/tensorboard/",),

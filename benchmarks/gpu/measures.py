@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine.data.splits import Data
+from crankshaft.engine.data.run_data import Data
 from crankshaft.engine.machine import environment
 from crankshaft.launch import assembly
 from crankshaft.launch.benchmark.measure import rounds, trace

@@ -22,7 +22,7 @@ from ..machine import memory, threads
 from . import manifest as manifests
 from . import slices, snapshot
 from .slices import SlicedVariable
-from .slots import Slots, StoredSnapshot, newest_whole
+from .snapshot_memory import Slots, StoredSnapshot, newest_whole
 from .store import Checkpoints
 
 _MEMORY_FRACTION = 0.25  # of the available memory, which snapshots may take

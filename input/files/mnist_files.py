@@ -5,7 +5,7 @@ The layout: http://yann.lecun.com/exdb/mnist/. TensorFlow is imported only to do
 
 import numpy as np
 
-from ...engine.data.splits import Data
+from ...engine.data.run_data import Data
 from ..checks import InputError
 from .idx import find_idx, read_idx
 

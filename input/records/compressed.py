@@ -10,7 +10,7 @@ import itertools
 
 import numpy as np
 
-from ...engine.data.splits import Data
+from ...engine.data.run_data import Data
 from ..checks import InputError
 from ..files import listing, storage
 from . import checksums

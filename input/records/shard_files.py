@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...engine.data.splits import Data
+from ...engine.data.run_data import Data
 from ...engine.errors import importing
 from .. import data_json
 from ..checks import InputError

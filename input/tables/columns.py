@@ -15,8 +15,8 @@ import numpy as np
 
 from ...engine import logging
 from ...engine.data.preprocessing import MISSING, SECONDS, ColumnPreprocessing, Preprocessing
+from ...engine.data.run_data import Data
 from ...engine.data.source import Source, Spec
-from ...engine.data.splits import Data
 from ...engine.errors import BadRecordError
 from ..checks import InputError
 from ..data_json import as_bytes, as_text

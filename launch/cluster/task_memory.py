@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
-from ...engine.checkpoints.slots import Slots, StoredSnapshot, are_slots, make, newest_whole
+from ...engine.checkpoints.snapshot_memory import Slots, StoredSnapshot, are_slots, make, newest_whole
 from ..failures import EXIT_FAILED, CrankshaftError, fail, print_line
 from ..host.process import LOCK_SECONDS, lock, quiet_startup
 

@@ -13,7 +13,7 @@ from typing import Any
 from ...engine import logging
 from ...engine.checkpoints import manifest as manifests
 from ...engine.checkpoints.run_dir import NAMES, RunDir
-from ...engine.data.splits import Data
+from ...engine.data.run_data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...input import data_json

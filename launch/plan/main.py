@@ -35,7 +35,7 @@ from .hardware import Hardware
 from .scripts import execute
 
 if TYPE_CHECKING:
-    from ...engine.data.splits import Data
+    from ...engine.data.run_data import Data
     from ..command_line.config import Config
 
 _USAGE = "crankshaft plan [flags] [flags of train] [-- [script.py | -m module] [flags of train]]"

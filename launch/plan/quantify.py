@@ -13,10 +13,9 @@ from ...engine.data.feeds import combined
 from ...engine.data.feeds.read_feed import ReadFeed
 from ...engine.data.feeds.resident_feed import ResidentFeed
 from ...engine.data.reader import example_bytes
+from ...engine.data.run_data import Data
 from ...engine.data.source import Split
-from ...engine.data.splits import Data
 from ...engine.internals.variables import tf_variable
-from ...engine.inventory import Inventory
 from ...engine.mesh import shards
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ..command_line.config import Config
@@ -112,7 +111,7 @@ def _memory(rehearsal: Rehearsal, kind: str) -> tuple[Memory, tuple[str, ...]]:
 def _slots(rehearsal: Rehearsal) -> Iterator[tf.Variable]:
     """Yields the variables that only updates use: those of optimizers, and of the reduction."""
     trainer = rehearsal.state.trainer
-    for optimizer in Inventory(trainer).optimizers.values():
+    for optimizer in trainer.inventory.optimizers.values():
         updated = {id(tf_variable(v)) for v in optimizer.updated_variables}
         variables = list(optimizer.variables)
         if isinstance(optimizer, KerasOptimizer):

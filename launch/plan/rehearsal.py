@@ -15,8 +15,8 @@ import tensorflow as tf
 from ...engine.data import form
 from ...engine.data.feeds.combined import CombinedFeed
 from ...engine.data.feeds.feed import UntakenFeed
+from ...engine.data.run_data import Data
 from ...engine.data.source import unknown_dimensions
-from ...engine.data.splits import Data
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
 from ...engine.mesh.layout import Axis, Mesh

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...engine.checkpoints import Checkpoints
 from ...engine.data import form
+from ...engine.data.run_data import Data
 from ...engine.data.source import Source, Split, WithoutBadRecords
-from ...engine.data.splits import Data
 from ...engine.data.streamed import Stream
 from ...engine.hooks import Hook, StopRequest
 from ...engine.hooks.base import Period

@@ -20,9 +20,8 @@ from ...engine.data import form
 from ...engine.data.feeds import combined
 from ...engine.data.feeds.feed import Feed
 from ...engine.data.order import Order
-from ...engine.data.splits import Data
+from ...engine.data.run_data import Data
 from ...engine.errors import reason
-from ...engine.inventory import Inventory
 from ...engine.machine import threads
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
@@ -245,7 +244,7 @@ def build_state(
     if exists and in_place:
         isolation.keep_random_state()
         tf.keras.utils.set_random_seed(state.trainer.run_context.host_seed)
-    inventory = Inventory(state.trainer)
+    inventory = state.trainer.inventory
     if strategy.mesh.is_sharded:
         from ...engine.mesh.shards import variable_sharding
 

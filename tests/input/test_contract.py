@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.data.run_data import Data
 from crankshaft.engine.data.source import WithoutBadRecords
-from crankshaft.engine.data.splits import Data
 from crankshaft.engine.errors import BadRecordError, SourceError, UsageError
 from crankshaft.input import array_record, criteo, csv, images, parquet, text, tfrecord
 from crankshaft.input.checks import InputError

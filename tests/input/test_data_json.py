@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.data.preprocessing import ColumnPreprocessing, Preprocessing
-from crankshaft.engine.data.splits import Data
+from crankshaft.engine.data.run_data import Data
 from crankshaft.input import data_json
 from crankshaft.input.files import tokens
 

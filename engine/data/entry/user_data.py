@@ -22,8 +22,8 @@ from ..arrays import ArraySource
 from ..feeds.combined import Combined
 from ..form import fields
 from ..lengths import with_lengths
+from ..run_data import Data
 from ..source import Source, Spec, Split
-from ..splits import Data
 from ..streamed import Stream
 from ..timeouts import quote_files
 from . import views

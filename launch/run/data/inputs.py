@@ -16,8 +16,8 @@ from ....engine.data.feeds import combined
 from ....engine.data.feeds.combined import Combined
 from ....engine.data.feeds.feed import Feed
 from ....engine.data.order import Order, Origin
+from ....engine.data.run_data import Data
 from ....engine.data.source import Source, Spec, Split, unknown_dimensions
-from ....engine.data.splits import Data
 from ....engine.data.streamed import Endless, Stream
 from ....engine.randomness import seed_after
 from ....engine.strategies.base import Strategy

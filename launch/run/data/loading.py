@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from ....engine import logging
+from ....engine.data.run_data import Data
 from ....engine.data.source import Source, WithoutBadRecords
-from ....engine.data.splits import Data
 from ....engine.errors import SourceError, UnavailableError
 from ... import explanations
 from ...command_line import rules

@@ -16,12 +16,11 @@ from ....engine.data import form
 from ....engine.data.arrays import ArraySource
 from ....engine.data.entry import user_data, views
 from ....engine.data.feeds import combined
+from ....engine.data.run_data import Data
 from ....engine.data.source import Source, Split
-from ....engine.data.splits import Data
 from ....engine.data.streamed import Stream
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
-from ....engine.inventory import Inventory
 from ....engine.metrics.predictions import Rows
 from ....engine.state import TrainState
 from ....engine.step.options import RunContext
@@ -88,7 +87,7 @@ class Predictor:
         size = self._run.config.eval_batch_size
         is_together = self._run.strategy.num_hosts == self._strategy.num_hosts
         options: dict[str, Any] = {"ends": ends} if is_together else {}
-        optimizers = Inventory(self._trainer).optimizers.values()
+        optimizers = self._trainer.inventory.optimizers.values()
         has_averages = any(optimizer.weight_average is not None for optimizer in optimizers)
         with averaged_weights(self._trainer) if has_averages else contextlib.nullcontext():
             return _outputs(self._strategy, self._prediction, split, size, number, is_own=is_own, **options)

@@ -8,8 +8,8 @@ import numpy as np
 
 from ....engine.checkpoints.run_dir import NAMES, RunDir
 from ....engine.data import form
+from ....engine.data.run_data import Data
 from ....engine.data.source import Spec
-from ....engine.data.splits import Data
 from ....engine.machine.files import read_json
 from ....input import data_json
 from ...failures import UsageError

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ....engine.data import form
 from ....engine.data.preprocessing import UNCHANGED
-from ....engine.data.splits import Data
+from ....engine.data.run_data import Data
 from ...command_line.values import short
 from ...failures import UsageError
 

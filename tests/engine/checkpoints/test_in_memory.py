@@ -11,7 +11,7 @@ import pytest
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.checkpoints.in_memory import Snapshots
-from crankshaft.engine.checkpoints.slots import Slots, are_slots, make, newest_whole
+from crankshaft.engine.checkpoints.snapshot_memory import Slots, are_slots, make, newest_whole
 from crankshaft.engine.machine import memory
 from tests.engine.checkpoints.checkpoint_cases import bits, fill, make_state
 from tests.runs import steps

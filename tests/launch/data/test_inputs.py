@@ -25,7 +25,7 @@ import numpy as np
 
 from crankshaft import Source, Spec
 from crankshaft.engine.data.source import BadRecordError
-from crankshaft.engine.data.splits import Data
+from crankshaft.engine.data.run_data import Data
 
 
 class Rows(Source):
