@@ -7,6 +7,7 @@ of the run's meter. Its own state, if any, is part of each checkpoint.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import numbers
 from collections.abc import Callable, Collection, Mapping
@@ -246,14 +247,19 @@ class Hook:
         """
 
 
+class RequestBit(enum.IntEnum):
+    """The requests on which processes agree, by `Processes.agree_on_requests`: a bit each."""
+
+    CHECKPOINT = 1  # these two by `crankshaft ask`
+    PROFILE = 2
+    SNAPSHOT = 4  # and these by a clock
+    SAVE = 8
+
+
 class AgreedStep:
-    """The step at which all processes act, once the first one has requested it, for example by its clock.
+    """The step at which all processes act, once the first one has requested it, for example by its clock."""
 
-    Args:
-      bit: the request's bit among those of `Processes.agree_on_requests`.
-    """
-
-    def __init__(self, bit: int):
+    def __init__(self, bit: RequestBit):
         self._bit = bit
         self._step: int | None = None
 

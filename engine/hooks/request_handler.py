@@ -18,12 +18,12 @@ from ..checkpoints import manifest
 from ..errors import reason
 from ..machine.requests import Request, Requests, stacks
 from .background import BackgroundThread
-from .base import Hook, Status
+from .base import Hook, RequestBit, Status
 
 PROFILED_STEPS = 10
 _LEAST_TRACE_MS = 200  # of another task, so that its beginning and end hardly matter
 _LAST_POLL_SECONDS = 5.0  # for requests at the run's end
-_REQUEST_BITS = {"checkpoint": 1, "profile": 2}  # a bit each; `snapshots` has the next
+_REQUEST_BITS = {"checkpoint": RequestBit.CHECKPOINT, "profile": RequestBit.PROFILE}
 _STOPPED = "crankshaft ask stop"
 
 

@@ -11,11 +11,9 @@ from ..checkpoints import Checkpoints, Manifest
 from ..errors import CheckpointError, SaveError
 from ..meter import Meter, unused
 from ..state import TrainState
-from .base import AgreedStep, Hook, Periodic, Status
+from .base import AgreedStep, Hook, Periodic, RequestBit, Status
 from .evaluation import Evaluated
 from .monitors import Monitor
-
-_REQUEST_BIT = 8  # of `Processes.agree_on_requests`
 
 
 def by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
@@ -155,7 +153,7 @@ class Checkpointing(Periodic):
 
     def begin(self, status: Status) -> None:
         self.checkpoints.check()
-        self._agreed, self._saved_at = AgreedStep(_REQUEST_BIT), self._clock()
+        self._agreed, self._saved_at = AgreedStep(RequestBit.SAVE), self._clock()
 
     def next_due(self, step: int, status: Status) -> int | None:
         due = super().next_due(step, status), self._agreed.next_due(step)

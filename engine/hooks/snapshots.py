@@ -8,13 +8,12 @@ import time
 from collections.abc import Sequence
 
 from ..checkpoints.in_memory import Snapshots
-from .base import AgreedStep, Hook, Status
+from .base import AgreedStep, Hook, RequestBit, Status
 from .saving import state_to_save
 
 LEAST_SECONDS = 1.0  # between two
 COST = 0.005  # the fraction of the time that snapshots may take
 NEWEST = 3  # number of the newest snapshots whose cost sets the period
-_REQUEST_BIT = 4  # `saving` has the next
 
 
 class InMemory(Hook):
@@ -40,10 +39,10 @@ class InMemory(Hook):
         self._seconds: float | None = None  # that the newest took of the loop
         self._costs: collections.deque[float] = collections.deque(maxlen=NEWEST)  # without the first's
         self._is_first = True
-        self._agreed = AgreedStep(_REQUEST_BIT)
+        self._agreed = AgreedStep(RequestBit.SNAPSHOT)
 
     def begin(self, status: Status) -> None:
-        self._requested_at, self._agreed = time.monotonic(), AgreedStep(_REQUEST_BIT)
+        self._requested_at, self._agreed = time.monotonic(), AgreedStep(RequestBit.SNAPSHOT)
 
     def rewind(self, status: Status) -> None:
         self.begin(status)
