@@ -50,6 +50,7 @@ class Trainer(tf.Module):
     predictions_memory_mb = 1024
     needs_labels = needs_classes = False
     logits_kind: str | None = None
+    inventory: Inventory
 
     def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
@@ -184,7 +185,8 @@ class Trainer(tf.Module):
     @property
     def trainable_variables(self) -> list:
         """The variables that the default step trains: the model's, then the embeddings' shards, without frozen ones."""
-        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *self._inventory.shards]
+        inventory = getattr(self, "inventory", None) or Inventory(self)  # none yet in build
+        variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *inventory.shards]
         return [variable for variable in variables if self.learning_rate_multiplier(variable) != 0]
 
     def build(self) -> None:
@@ -240,7 +242,7 @@ class Trainer(tf.Module):
             metrics = {**compute_metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
-            predictions = self.predictions(outputs, form.without_weights(batch))
+            predictions = self.predictions(outputs, batches.unpack(batch).unweighted)
             return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
 
     def _forward_losses(self, batch: Any, training: bool) -> BatchLosses:
@@ -249,18 +251,19 @@ class Trainer(tf.Module):
         By name the losses are `loss`, its means if it is several, and `loss_with_penalties` if layers add to it: that,
         or else `loss`, is minimized.
         """
-        outputs = self.forward(form.fields(batch).features, training)
+        unpacked = batches.unpack(batch)
+        outputs = self.forward(unpacked.features, training)
         outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
         if (losses := self._model_losses(outputs, batch)) is None:
-            owner, counted = f"{type(self).__name__}.loss", batches.counted(batch)
-            with diagnosis.labels_as_numbers(batch, self):
-                loss = (self.training_loss if training else self.loss)(outputs, counted)
-            step_context().losses.append(TracedLoss(owner, outputs, counted, loss))
-            losses = as_losses(loss, owner, form.fields(batch).weights, self.run_context.options.debug)
+            owner = f"{type(self).__name__}.loss"
+            with diagnosis.labels_as_numbers(unpacked.labels, self):
+                loss = (self.training_loss if training else self.loss)(outputs, unpacked.counted)
+            step_context().losses.append(TracedLoss(owner, outputs, unpacked.counted, loss))
+            losses = as_losses(loss, owner, unpacked.weights, self.run_context.options.debug)
         if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
-        return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, batch), outputs)
+        return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, unpacked), outputs)
 
     def _model_losses(self, outputs: Any, batch: Any) -> dict[str, Mean | SumOfMeans] | None:
         """Computes the losses by name if the model has a way of its own to; None if `loss` computes them."""
@@ -272,7 +275,7 @@ class Trainer(tf.Module):
         A number is added to the mean over the global batch. As in Keras, arrays are summed: over the examples of all
         replicas, if they depend on the batch.
         """
-        layers = keras.affected_layers(self._inventory.layers_without_averages, self.trainable_variables)
+        layers = keras.affected_layers(self.inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         added = keras.own_losses(layers)
         if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
@@ -300,18 +303,14 @@ class Trainer(tf.Module):
                 "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"
             )
 
-    def _with_metrics(self, losses: dict, outputs: Any, batch: Any) -> dict[str, Any]:
+    def _with_metrics(self, losses: dict, outputs: Any, batch: batches.Unpacked) -> dict[str, Any]:
         owner = f"{type(self).__name__}.metrics"
-        pairs = self.metrics(outputs, unweighted := form.without_weights(batch))
-        step_context().losses.append(TracedLoss(owner, outputs, unweighted, pairs))
-        metrics = checked(pairs, owner, form.fields(batch).weights)
+        pairs = self.metrics(outputs, batch.unweighted)
+        step_context().losses.append(TracedLoss(owner, outputs, batch.unweighted, pairs))
+        metrics = checked(pairs, owner, batch.weights)
         if both := sorted(losses.keys() & metrics):
             raise UsageError(f"{owner}: {both[0]!r} is a mean of the loss; use another name, or leave it out")
         return {**losses, **metrics}
-
-    @property
-    def _inventory(self) -> Inventory:
-        return getattr(self, "inventory", None) or Inventory(self)
 
 
 def computes_metrics(trainer: Trainer) -> bool:

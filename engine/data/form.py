@@ -38,7 +38,7 @@ class Fields(NamedTuple):
         """Yields each array with its name for messages: `features['city']`, `labels`, `weights`."""
         for name, component in self._asdict().items():
             if component is not None:
-                yield from _named(name, component)
+                yield from named_arrays(name, component)
 
 
 def field_names(example) -> set[str]:
@@ -230,14 +230,6 @@ def features(batch):
     return fields(batch).features
 
 
-def without_weights(batch):
-    """Returns a batch for losses and metrics: (features, labels), or the features alone."""
-    named = fields(batch)
-    if named.labels is None:
-        return named.features
-    return batch if named.weights is None else (named.features, named.labels)
-
-
 def text_fields(batch) -> list[str]:
     """Returns the names of the features and labels that are strings, which XLA does not support."""
     return [name for name, array in fields(batch).named() if tf.as_dtype(array.dtype) == tf.string]
@@ -300,16 +292,17 @@ def num_classes(split: Split) -> int | None:
     return int(values.max()) + 1 if values.dtype.kind in "iu" and values.min() >= 0 else None
 
 
-def _named(name: str, component) -> Iterator[tuple[str, Any]]:
+def named_arrays(name: str, component) -> Iterator[tuple[str, Any]]:
+    """Yields each array of a field, or a part of it, with its name for messages, see `Fields.named`."""
     if isinstance(component, dict):
         for key, value in component.items():
-            yield from _named(f"{name}[{key!r}]", value)
+            yield from named_arrays(f"{name}[{key!r}]", value)
     elif isinstance(component, Padded):
         yield name, component.values
         if not isinstance(component, Unmeasured):
             yield f"{name}.lengths", component.lengths
     elif isinstance(component, tuple):
         for index, value in enumerate(component):
-            yield from _named(f"{name}[{index}]", value)
+            yield from named_arrays(f"{name}[{index}]", value)
     else:
         yield name, component

@@ -559,12 +559,11 @@ class KerasTrainer(Trainer):
     def _model_losses(self, outputs, batch) -> dict[str, Any] | None:
         if self._own_loss is None:
             return None
-        batch = form.map_padded(self._unwrap_padded, batch)
-        # Called once per step, with the weights: layers that it calls may change their state.
-        compute = functools.partial(self._batch_losses, weights=form.fields(batch).weights)
-        with diagnosis.labels_as_numbers(batch, self):
+        _, labels, weights, _, counted = batches.unpack(form.map_padded(self._unwrap_padded, batch))
+        with diagnosis.labels_as_numbers(labels, self):
             owner = f"{type(self).__name__}.{_OWN}"
-            total, pairs = compute(outputs, counted := batches.counted(batch))
+            # Called once per step, with the weights: layers that it calls may change their state.
+            total, pairs = self._batch_losses(outputs, counted, weights)
         step_context().losses.append(TracedLoss(owner, outputs, counted, (total, pairs)))
         return {**pairs, "loss": Mean(total, _size(batch))}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -20,12 +20,29 @@ from ..metrics.pairs import Mean
 from .context import step_context
 
 
-def counted(batch):
-    """Returns the batch for losses: labels that are not finite and have weight 0 become 0."""
-    fields = form.fields(batch)
-    if fields.labels is None or fields.weights is None:
-        return form.without_weights(batch)
-    return fields.features, tf.nest.map_structure(lambda y: without_missing(y, fields.weights), fields.labels)
+class Unpacked(NamedTuple):
+    """A batch's fields, and the batch as metrics and losses get it, without weights: (features, labels), or features.
+
+    Attributes:
+      unweighted: for metrics and predictions.
+      counted: for losses: labels that are not finite and have weight 0 are 0.
+    """
+
+    features: Any
+    labels: Any
+    weights: Any
+    unweighted: Any
+    counted: Any
+
+
+def unpack(batch: Any) -> Unpacked:
+    """Returns the fields of a batch, a nest of tensors in the form of the data."""
+    features, labels, weights = form.fields(batch)
+    if labels is None or weights is None:
+        unweighted = features if labels is None else batch
+        return Unpacked(features, labels, weights, unweighted, unweighted)
+    finite = tf.nest.map_structure(lambda y: without_missing(y, weights), labels)
+    return Unpacked(features, labels, weights, (features, labels), (features, finite))
 
 
 def weighed(loss: Callable, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
@@ -46,7 +63,8 @@ def weighed(loss: Callable, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
       >>> def critic_loss(self, batch):  # in a Trainer with a custom step
       ...     return weighed(self.loss, self.critic(batch[0], training=True), batch)
     """
-    weights, returned = form.fields(batch).weights, loss(outputs, counted(batch))
+    _, _, weights, _, counted = unpack(batch)
+    returned = loss(outputs, counted)
     if isinstance(returned, dict):
         return {name: as_pair(pair, f"the loss[{name!r}]", weights, is_loss=True) for name, pair in returned.items()}
     return as_pair(returned, "the loss", weights, is_loss=True)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..data.arrays import Mapped
-from ..data.form import text_fields
+from ..data.form import named_arrays
 from ..errors import UsageError
 from ..internals.graphs import hidden_by_custom_gradients
 from ..internals.variables import variable_path
@@ -43,9 +43,10 @@ def casts_text(graph: tf.Graph, first: int = 0) -> bool:
 
 
 @contextlib.contextmanager
-def labels_as_numbers(batch: Any, trainer: Any) -> Iterator[None]:
+def labels_as_numbers(labels: Any, trainer: Any) -> Iterator[None]:
     """Raises UsageError if a loss that is traced within uses labels that are text as numbers."""
-    names = [name for name in text_fields(batch) if name.startswith("labels")]
+    named = () if labels is None else named_arrays("labels", labels)
+    names = [name for name, array in named if array.dtype == tf.string]
     cause, graph = None, tf.compat.v1.get_default_graph()
     first = len(graph.get_operations())
     try:

@@ -50,7 +50,8 @@ def _checked(run: BaseRun, data, run_example, most_streams: int = _STREAMS) -> S
     if isinstance(labels, form.WeighedLabels):
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
         split = views.with_output_weights(split, shapes)
-    wanted, actual = map(form.without_weights, (form.element_spec(run_example), split.element_spec))
+    specs = map(form.fields, (form.element_spec(run_example), split.element_spec))
+    wanted, actual = (x.features if x.labels is None else (x.features, x.labels) for x in specs)  # without weights
     if wanted != actual:
         check_like(run, "data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
