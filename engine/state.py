@@ -18,7 +18,7 @@ from .errors import UsageError
 from .internals import keras
 from .internals.tensorflow import TrackableNode
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
-from .inventory import Freezing, Inventory
+from .inventory import Freezing
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import per_replica
 from .trainer import Trainer
@@ -125,7 +125,7 @@ class TrainState:
         components = [component for variable in self.variables() for component in per_replica.components(variable)]
         step, is_whole, before = self.step, self.is_whole, []
         flags = self.trainer.inventory.trainable_flags
-        settings = [(optimizer, optimizer.settings) for optimizer in Inventory(self.trainer).optimizers.values()]
+        settings = [(optimizer, optimizer.settings) for optimizer in self.trainer.inventory.optimizers.values()]
         for component in components:
             with tf.device(host_device(component.device)):  # a parameter server's host has its variables' copies
                 before.append(tf.identity(component))
@@ -143,7 +143,7 @@ class TrainState:
     def updated(self) -> dict[str, list[str]]:
         """Returns the names of the variables of each optimizer and each weights' average, in its order."""
         owners: dict[str, Any] = {}  # by their paths in the trainer
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
+        for path, optimizer in self.trainer.inventory.optimizers.items():
             owners[path] = optimizer
             if optimizer.weight_average is not None:
                 owners[f"{path}.weight_average"] = optimizer.weight_average
@@ -163,10 +163,10 @@ class TrainState:
         before, now = manifest.about.get("updated", {}), self.updated()
         memory = objects.key_prefix(("trainer", "reduction"))
         moved: dict[str, objects.Moved] = {}
-        averaged = [objects.key_prefix(("trainer", *path.split("."))) for path in Inventory(self.trainer).averaged]
+        averaged = [objects.key_prefix(("trainer", *path.split("."))) for path in self.trainer.inventory.averaged]
         tops, together = [memory, objects.key_prefix(("trainer", "loss_scale")), *averaged], [memory, *averaged]
         fixed_shape: list[str] = []
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
+        for path, optimizer in self.trainer.inventory.optimizers.items():
             at = ("trainer", *path.split("."))
             tops.append(objects.key_prefix(at))
             # Local SGD's replicas have counts of their own: neither kind of slots can use the other's.
@@ -186,7 +186,7 @@ class TrainState:
 
     def _reset_unrestored(self, is_new: Callable[[str], bool]) -> None:
         """Resets the counts of slots, and the averages, that were not restored."""
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
+        for path, optimizer in self.trainer.inventory.optimizers.items():
             at, average = ("trainer", *path.split(".")), optimizer.weight_average
             is_keras_new = is_new(objects.key_prefix((*at, "keras_optimizer")))
             new = [is_keras_new or is_new(slots) for slots in _slot_prefixes(at, optimizer)]
@@ -196,13 +196,13 @@ class TrainState:
                 optimizer.keras_optimizer.iterations.assign(optimizer.iterations)
             if average is not None:
                 average.reset([n for n in range(len(average.shadows)) if is_new(_shadow_key(at, n))])
-        for path, averaged in Inventory(self.trainer).averaged.items():
+        for path, averaged in self.trainer.inventory.averaged.items():
             if is_new(objects.key_prefix(("trainer", *path.split(".")))):
                 averaged.reset()
 
     def _reset_rows(self, shard: tf.Variable, rows: tf.Tensor, is_new: Callable[[str], bool]) -> None:
         """Resets the slots of rows of a table's shard that were restored."""
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
+        for path, optimizer in self.trainer.inventory.optimizers.items():
             at = ("trainer", *path.split("."))
             for variable, slots in zip(optimizer.all_variables, _slot_prefixes(at, optimizer), strict=True):
                 if variable is shard and not is_new(slots) and not is_new(objects.key_prefix((*at, "keras_optimizer"))):
@@ -218,7 +218,7 @@ class TrainState:
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
-        optimizers = Inventory(self.trainer).optimizers.items()
+        optimizers = self.trainer.inventory.optimizers.items()
         check_extra(self.extra)  # the program may have changed it since
         settings = {path: changed for path, optimizer in optimizers if (changed := optimizer.changed_settings)}
         inventory = self.trainer.inventory
@@ -234,7 +234,7 @@ class TrainState:
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
         self.trainer.inventory.restore_flags(values.get("trainable", []))
-        for path, optimizer in Inventory(self.trainer).optimizers.items():
+        for path, optimizer in self.trainer.inventory.optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
 
     @property

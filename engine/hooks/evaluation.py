@@ -12,7 +12,6 @@ import numpy as np
 
 from .. import logging
 from ..internals.variables import own_copy, tf_variable
-from ..inventory import Inventory
 from ..metrics.computed import Computed, compute
 from ..metrics.means import is_loss
 from ..metrics.pairs import Confusion
@@ -41,7 +40,7 @@ def averaged_weights(trainer, final: bool = False):
       final: whether to use the averages of Keras's `use_ema`, too, which evaluations use only after training.
     """
     with contextlib.ExitStack() as stack:
-        for optimizer in Inventory(trainer).optimizers.values():
+        for optimizer in trainer.inventory.optimizers.values():
             average = optimizer.weight_average or (optimizer.final_average() if final else None)
             if average is not None:
                 stack.enter_context(average.averages_in_place())
@@ -65,7 +64,7 @@ class FinalWeights(Hook):
         self._hashes: Callable[[], np.ndarray] | None = None
 
     def end(self, status: Status) -> None:
-        inventory = Inventory(status.state.trainer)
+        inventory = status.state.trainer.inventory
         averages = [
             average for optimizer in inventory.optimizers.values() if (average := optimizer.final_average()) is not None
         ]

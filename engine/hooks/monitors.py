@@ -8,7 +8,6 @@ from typing import Any
 
 from .. import logging
 from ..errors import UsageError, counted
-from ..inventory import Inventory
 from ..meter import Meter, Window
 from ..metrics.monitored import Monitored
 from ..metrics.sums import kinds_by_name
@@ -220,7 +219,7 @@ class ReduceLearningRate(Patient):
     def act_on_plateau(self, status: Status) -> None:
         self.waited = 0
         least = []
-        for name, optimizer in Inventory(status.state.trainer).optimizers.items():
+        for name, optimizer in status.state.trainer.inventory.optimizers.items():
             scale = float(optimizer.learning_rate_scale.numpy())
             if scale <= self.min_scale * (1 + _ROUNDING):
                 least.append(name)

@@ -13,7 +13,6 @@ import tensorflow as tf
 from .. import logging
 from ..errors import LabelError, NonfiniteError
 from ..internals.variables import CompiledReader, own_copy, tf_variable, variable_path
-from ..inventory import Inventory
 from ..mesh.shards import variable_sharding
 from ..metrics.means import is_loss
 from ..metrics.pairs import Pair
@@ -89,7 +88,7 @@ def check_weights(trainer, title: str, processes=None) -> None:
 
 def _nonfinite_weight(trainer, are_finite: Callable[[list], tf.Tensor] | None = None) -> str:
     """Returns the path of the first weight or moving statistic in this process that is not finite, or ""."""
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     return first_nonfinite([*inventory.all_weights, *inventory.moving_statistics], are_finite) or ""
 
 
@@ -201,7 +200,7 @@ class NanGuard(Hook):
             # With a dynamic loss scale, the gradients' norm has only applied steps.
             if math.isfinite(total) or not (name == "gradient_norm" or is_loss(name)):
                 continue
-            layers = Inventory(status.state.trainer).layers.values()
+            layers = status.state.trainer.inventory.layers.values()
             layer_variables = [variable for layer in layers for variable in layer.variables]
             path = first_nonfinite([*layer_variables, *status.state.variables()])  # layers' before slots
             which = f"the first such variable is {path}" if path else "all variables are finite"

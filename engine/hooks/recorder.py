@@ -93,7 +93,7 @@ class Recorder(Hook):
         self._goodput.seconds["start"] += age
         self._begin_window(status, now)
         self._loop_began = now
-        self._inventory = Inventory(status.state.trainer)
+        self._inventory = status.state.trainer.inventory
         attempt = self.past.attempts
         lost = "it ended without a message: it was killed, or its host was lost"
         start: dict[str, Any] = {"version": VERSION, "attempt": attempt, "pid": os.getpid()}

@@ -25,7 +25,6 @@ from ..hooks.evaluation import averaged_weights
 from ..hooks.sync_check import hashes
 from ..internals import keras
 from ..internals.variables import own_copy, tf_variable
-from ..inventory import Inventory
 from ..mesh.shards import variable_sharding
 from ..meter import Meter
 from ..metrics.monitored import Monitored
@@ -202,7 +201,7 @@ class KerasCallbacks(Windowed):
     def begin(self, status: Status) -> None:
         self._period = self.period(status.strategy.training.feed)
         trainer = status.state.trainer
-        models = [trainer.model] if hasattr(trainer, "model") else Inventory(trainer).models
+        models = [trainer.model] if hasattr(trainer, "model") else trainer.inventory.models
         if not models:
             raise UsageError(f"Keras callbacks need a Keras model, and {type(trainer).__name__} has none; write a hook")
         self._model, self._loss_scale = models[0], trainer.inventory.loss_scale
@@ -489,13 +488,13 @@ class KerasCallbacks(Windowed):
         As in Keras, they may compile it when training ends.
         """
         optimizer = getattr(self._model, "optimizer", None)
-        scaled = optimizer if self._loss_scale and hasattr(optimizer, "dynamic_scale") else None
-        if scaled is not None:
-            self._loss_scale.copy_to(scaled)
+        loss_scale = self._loss_scale if hasattr(optimizer, "dynamic_scale") else None
+        if loss_scale is not None:
+            loss_scale.copy_to(optimizer)
         with keras.with_attributes(self._model, self._attributes if ends else {**self._attributes, **self._refused}):
             yield
-        if scaled is not None:
-            self._loss_scale.copy_from(scaled)
+        if loss_scale is not None:
+            loss_scale.copy_from(optimizer)
 
     def _restore_states(self) -> list[str]:
         """Restores the callbacks' state from a checkpoint. Returns the names of those without any."""
@@ -600,7 +599,7 @@ def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
     apart from the run, or take a shard for the whole.
     """
     attributes: dict[str, Any] = {"averaged_weights": functools.partial(averaged_weights, trainer, final=True)}
-    optimizer = next(iter(Inventory(trainer).optimizers.values()), None)
+    optimizer = next(iter(trainer.inventory.optimizers.values()), None)
     optimizer = getattr(optimizer, "as_keras", None) or optimizer
     own = getattr(model, "optimizer", None)
     if getattr(own, "inner_optimizer", own) is not optimizer:

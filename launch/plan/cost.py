@@ -17,7 +17,6 @@ from ...engine.data.feeds.combined import CombinedFeed
 from ...engine.data.feeds.feed import UntakenFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals import graphs
-from ...engine.inventory import Inventory
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.strategies.inner_loop import InnerLoop
@@ -102,7 +101,7 @@ def update_bytes(trainer: Trainer) -> tuple[float, float]:
     It reads gradients, and reads and writes variables and the optimizer's variables. Tables and their slots are left
     out: their updates touch a few rows.
     """
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     sparse = {id(shard) for shard in inventory.shards}
     sparse_shapes = {tuple(shard.shape) for shard in inventory.shards}
     moved = touched = 0

@@ -19,7 +19,6 @@ from ...engine.errors import LostPeerError, counted
 from ...engine.hooks import Hook, evaluation, saving
 from ...engine.hooks.monitors import Monitor
 from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
-from ...engine.inventory import Inventory
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
@@ -95,7 +94,7 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
         write_run_file(config.files.config, config.as_json())
         weights.write_description(run, config.files.path)
     if run.prints:
-        inventory, whole_size = Inventory(run.trainer), None
+        inventory, whole_size = run.trainer.inventory, None
         if run.strategy.mesh.is_sharded:
             from ...engine.mesh import shards
 
@@ -264,7 +263,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
-    if tables := {name: int(value) for name, value in Inventory(run.trainer).table_figures().items()}:
+    if tables := {name: int(value) for name, value in run.trainer.inventory.table_figures().items()}:
         result["tables"] = tables
         results.warn_of_full_tables(tables)
 

@@ -74,7 +74,7 @@ class TensorBoard(Windowed):
         self._files.open(status.step if self._restored or status.step else None)
         self._has_images = self._has_images or self._restored
         trainer = status.state.trainer
-        self._inventory = Inventory(trainer)
+        self._inventory = trainer.inventory
         if not self._restored:
             if self.config:
                 self._files.put("", 0, lambda: event_values.hyper_parameters(self.config))

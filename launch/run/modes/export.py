@@ -21,7 +21,6 @@ from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
 from ....engine.internals.variables import own_copy, tf_variable
-from ....engine.inventory import Inventory
 from ....engine.machine import files
 from ....engine.trainer import Trainer
 from ....input import data_json
@@ -129,7 +128,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
     trainer, preprocessing = weights.unsharded_trainer(run), run.data_info.preprocessing
     forward, forward_features = predicting.forward_and_features(trainer, run.example, name)
     model = weights.keras_model(trainer, name) if name else trainer.model
-    layers = [model] if name else Inventory(trainer).layers_without_averages
+    layers = [model] if name else trainer.inventory.layers_without_averages
     # A layer that carries a state from batch to batch has one for each example, so it takes batches of that size alone.
     batch = next((state.shape[0] for state in keras.carried_states(layers)), None)
     features = tf.nest.map_structure(
@@ -163,7 +162,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
             if files.read_json(os.path.join(path, _ORIGIN)) == origin:
                 return False
         raise _there(path)
-    tables = [table for table in Inventory(trainer).tables.values() if table.admissions]
+    tables = [table for table in trainer.inventory.tables.values() if table.admissions]
     tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
@@ -192,7 +191,7 @@ def _module(trainer: Trainer, tables: Mapping[str, Any], functions: Sequence) ->
       UsageError: a function reads something else, such as a global table.
     """
     root = tf.Module()
-    layers = keras.all_layers_in(Inventory(trainer).layers.values())  # TensorFlow does not see those in lists of lists
+    layers = keras.all_layers_in(trainer.inventory.layers.values())  # TensorFlow does not see those in lists of lists
     root.parts = [trainer, *layers, dict(tables)]
     variables = [variable for function in functions for variable in function.graph.variables]
     owners: dict[int, Any] = {}

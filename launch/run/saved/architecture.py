@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ....engine.internals import keras, variables
-from ....engine.inventory import Inventory
 from ....engine.trainer import Trainer
 from ...command_line.values import differences, short
 from ...host import isolation
@@ -44,7 +43,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
     models = {path: _configuration(model) for path, model in keras_models(trainer).items()}
     layers = {
         path: _configurations(layer)
-        for path, layer in Inventory(trainer).layers.items()
+        for path, layer in trainer.inventory.layers.items()
         if not _has_graph(models.get(path))
     }
     model = models.pop(MODEL, None)

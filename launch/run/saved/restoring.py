@@ -12,7 +12,6 @@ from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
 from ....engine.hooks import saving
 from ....engine.internals import keras
-from ....engine.inventory import Inventory
 from ...command_line import checks, saved_config
 from ...command_line.values import differences
 from ...failures import UsageError
@@ -35,7 +34,7 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     # Restoring brings the learning rates back; one that `compile` has changed since then is set again afterwards.
     rates = {}
     if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
-        for optimizer in Inventory(run.trainer).optimizers.values():
+        for optimizer in run.trainer.inventory.optimizers.values():
             if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
                 rates[optimizer] = rate
     saving.restore(checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config, run.loop.meter)

@@ -19,7 +19,6 @@ from ....engine.data.entry import user_data
 from ....engine.data.source import Source
 from ....engine.data.streamed import Stream
 from ....engine.internals import keras
-from ....engine.inventory import Inventory
 from ....engine.step.options import RunContext, StepOptions
 from ....engine.trainer import Trainer
 from ... import explanations
@@ -208,7 +207,7 @@ class ForwardModel(tf.keras.Model):
 
     def __init__(self, trainer: Trainer):
         super().__init__(name=type(trainer).__name__.lower(), dtype="float32", autocast=False)
-        self.trainer_layers = Inventory(trainer).layers_without_averages
+        self.trainer_layers = trainer.inventory.layers_without_averages
         self.trainer = trainer
         self._forward = tf.autograph.experimental.do_not_convert(trainer.forward)
         self.built = True  # its layers are

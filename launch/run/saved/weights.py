@@ -22,7 +22,6 @@ from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import variables
-from ....engine.inventory import Inventory
 from ....engine.mesh import shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
@@ -46,7 +45,7 @@ def write_description(run: BaseRun, run_dir: str) -> None:
 
 def model_is_forward(trainer: Trainer) -> bool:
     """Returns whether the model that is called "model" computes all that `Trainer.forward` does."""
-    return type(trainer).forward is Trainer.forward and not Inventory(trainer).tables
+    return type(trainer).forward is Trainer.forward and not trainer.inventory.tables
 
 
 def keras_model(trainer: Trainer, name: str) -> tf.keras.Model:
@@ -63,7 +62,7 @@ def load_init_from(run: BaseRun) -> None:
     names = list[str]()
     if not (source := run.config.init_from):
         return
-    restarted = Inventory(run.trainer).averages
+    restarted = run.trainer.inventory.averages
     if source.endswith(KERAS_FILES):
         names = [""] * _load_keras_file(run, source)
     else:
@@ -95,7 +94,7 @@ def initial_loader(source: str | None) -> Callable[[str, Any], None]:
 def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightAverage | Averaged]]:
     """Loads a checkpoint's layers and tables; returns variables' names, and the averages that it did not load."""
     _check_source(run, prefix)
-    inventory = Inventory(run.trainer)
+    inventory = run.trainer.inventory
     averaged = inventory.averaged
     layers = {path: layer for path, layer in inventory.layers.items() if path not in averaged}
     names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
@@ -148,7 +147,7 @@ def _load_keras_file(run: BaseRun, source: str) -> int:
 
 
 def _only_model(trainer: Trainer, source: str) -> tf.keras.Model:
-    models = [model for model in Inventory(trainer).models if model.variables]
+    models = [model for model in trainer.inventory.models if model.variables]
     if len(models) != 1:
         raise UsageError(
             f"init_from={source} holds the weights of one Keras model, and {type(trainer).__name__} has {len(models)}; "
@@ -201,7 +200,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
     else:
         is_forward = name is None and type(run.trainer).forward is not Trainer.forward
         layers = (
-            Inventory(run.trainer).layers_without_averages if is_forward else [keras_model(run.trainer, name or MODEL)]
+            run.trainer.inventory.layers_without_averages if is_forward else [keras_model(run.trainer, name or MODEL)]
         )
         weights = [weight for layer in layers for weight in layer.weights]  # in Keras's order
         named_targets = [(variables.variable_path(weight), weight) for weight in weights]
@@ -219,7 +218,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
 
 def _find_weight(trainer: Trainer, name: str) -> Any:
     """Finds the only weight or table of a name. Raises `UsageError`."""
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     # Not the layers that are averages of others.
     layers = [layer for path, layer in sorted(inventory.layers.items()) if path not in inventory.averaged]
     weights = [(variables.variable_path(weight), weight) for layer in layers for weight in layer.variables]
@@ -250,7 +249,7 @@ def _assignments(path: str, target, value, is_table: bool) -> list[tuple[Any, np
 def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     """Assigns whole values to a run's variables, on all replicas, and to their averages."""
     shadows = dict[int, list[Any]]()
-    for optimizer in Inventory(run.trainer).optimizers.values():
+    for optimizer in run.trainer.inventory.optimizers.values():
         if (average := optimizer.weight_average) is not None:
             for variable, shadow in zip(average.all_variables, average.shadows, strict=True):
                 shadows[id(variable)] = [shadow]
@@ -266,7 +265,7 @@ def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
 
 def hand_over_averages(trainer: Trainer) -> None:
     """Replaces weights by their moving averages, if any."""
-    for optimizer in Inventory(trainer).optimizers.values():
+    for optimizer in trainer.inventory.optimizers.values():
         if optimizer.weight_average is not None:
             optimizer.weight_average.hand_over()
 
@@ -291,7 +290,7 @@ def copy_trainer(run: BaseRun) -> Trainer:
 
 
 def _model_variables(trainer: Trainer) -> list:
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     listed = [variable for _, layer in sorted(inventory.layers.items()) for variable in layer.variables]
     return [*listed, *inventory.unlisted_variables, *inventory.variables]
 
@@ -301,7 +300,7 @@ def _all_weights(trainer: Trainer) -> list:
 
     Also those of a compiled model's optimizer, with which Keras can train a copy further.
     """
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     table_variables = [variable for _, table in sorted(inventory.tables.items()) for variable in table.variables]
     averages: list[Any] = [optimizer.weight_average for _, optimizer in sorted(inventory.optimizers.items())]
     shadows = [shadow for average in averages if average is not None for shadow in average.shadows]
@@ -326,7 +325,7 @@ def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool 
 
 def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
     """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages."""
-    inventory = Inventory(trainer)
+    inventory = trainer.inventory
     _load_components(prefix, {**inventory.layers, **inventory.tables})
     own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
     for at, variable in [(at, node) for at, node in objects.walk(trainer) if id(node) in own]:
