@@ -18,6 +18,7 @@ from .internals import keras
 from .internals.variables import tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
+from .mesh.layout import current_mesh
 from .optimizers.averaging import WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
 from .reduction import Reduction
@@ -35,7 +36,11 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     Args:
       reduction: sums its gradients; None for a trainer that predicts on one device.
     """
-    options, reduction = context.options, reduction or Reduction()
+    options, mesh, reduction = context.options, current_mesh(), reduction or Reduction()
+    if (mesh.is_sharded or mesh.shard_optimizer) and type(reduction) is Reduction:
+        from .reduction.on_mesh import OnMesh  # few runs have shards
+
+        reduction = OnMesh(reduction.reduce_dtype, reduction.bucket_bytes)
     trainer.run_context = context
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":

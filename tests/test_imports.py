@@ -43,7 +43,10 @@ PARTS = {
         *("engine/hooks/eviction.py", "engine/layers/embeddings/", "launch/run/modes/exported_tables.py"),
         *("models/dlrm.py", "models/tabular.py", "models/wide_deep.py"),
     ),
-    "shards of a mesh": ("engine/layers/parallel/", "engine/mesh/shards.py", "models/transformer_lm.py"),
+    "shards of a mesh": (
+        *("engine/layers/parallel/", "engine/mesh/shards.py", "engine/reduction/on_mesh.py"),
+        "models/transformer_lm.py",
+    ),
     "Keras's models": (
         *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py"),
         "launch/run/compiled_cache.py",
@@ -91,6 +94,7 @@ COMPOSERS = (
 # The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
 # Everywhere else in the core an object is passed in; its type may be imported.
 COMPOSING = {
+    "engine/build.py": {"shards of a mesh"},
     "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
     "launch/command_line/checks.py": {"clusters", "launchers"},
@@ -120,8 +124,6 @@ NOT_YET = {
     "engine/inventory.py": {"tables"},
     "engine/optimizers/averaging.py": {"shards of a mesh"},
     "engine/optimizers/base.py": {"shards of a mesh"},
-    "engine/reduction/all_reduce.py": {"shards of a mesh"},
-    "engine/step/gradients.py": {"shards of a mesh"},
     "launch/plan/quantify.py": {"the composition of a run"},
     "launch/plan/rehearsal.py": {"the composition of a run"},
     "launch/run/modes/generate.py": {"models"},

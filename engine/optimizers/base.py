@@ -285,7 +285,8 @@ class Optimizer(tf.Module):
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
         step_context().applied.mark_update(self)
-        gradients, factor = Gradients(gradients), 1.0
+        gradients = gradients if isinstance(gradients, Gradients) else Gradients(gradients)
+        factor: Any = 1.0
         if self.takes_factors_as_rate:
             gradients, factor = gradients.without_factors()
         pairs = [

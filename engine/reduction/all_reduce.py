@@ -6,7 +6,6 @@ All of it (gradients, the number of examples, moving statistics) is sent in one 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,6 @@ from ..internals.tensorflow import is_only_replica, timestamp
 from ..internals.variables import read_local, tf_variable
 from ..mesh import collectives
 from ..mesh.layout import Axis
-from ..mesh.shards import UpdateShard, plan_update_shard, variable_sharding
 from ..step.context import step_context
 from ..step.gradients import Gradients
 from .aggregation import SUM, Aggregated, assign, assigned_since_sum, terms
@@ -40,8 +38,7 @@ class Reduction(tf.Module):
     and summed in float32 by every replica, in the order of the replicas: values are rounded only before sending, and
     all replicas get the same bits. Values that must not be rounded (counts, moving statistics) are in the same bucket,
     as two 16-bit halves. An all-gather moves (n-1) x 2 bytes per value, a float32 ring 8 (n-1)/n: the gather moves
-    fewer up to n = 3 replicas. If updates are sharded, each replica is sent only its own shards, in any dtype, and adds
-    them up.
+    fewer up to n = 3 replicas.
 
     Args:
       reduce_dtype: the dtype in which gradients are sent: "float32", "bfloat16" or "float16".
@@ -119,20 +116,18 @@ class Reduction(tf.Module):
           count: scalar float32, the number of examples in that sum; if 0, this replica adds nothing.
           averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
-          variables: the gradients', needed if the model is sharded over a mesh; if omitted, all are copies.
+          variables: the gradients', needed if the model is sharded over a mesh (`OnMesh`); else they may be omitted.
 
         Returns:
           (gradients, count), summed. A gradient keeps its kind: slices come back as the concatenation of all
-          replicas' slices, ids repeated if replicas share them; those of a variable sharded over the mesh, and all
-          if the mesh shards the optimizer, are made dense. If a variable's update is sharded (`engine.mesh.shards`), it
-          is the shard that this replica updates.
+          replicas' slices, ids repeated if replicas share them.
         """
         context = step_context()
         context.applied.mark("Reduction.sum")
         state = self._state() if averages is None else [Aggregated(variable) for variable in averages]
         self.averaged.update(id(tf_variable(variable)) for variable in averages or ())
-        mesh = context.mesh
-        if mesh.all_replicas.size == 1:
+        replicas, before = context.mesh.all_replicas, context.start_values.accumulators
+        if replicas.size == 1:
             return Gradients(gradients), count
         # A padded empty batch has one made-up example: its count is 0, and all that it gives is set to zero below.
         gradients, count = list(gradients), self._example_count(count)
@@ -141,39 +136,16 @@ class Reduction(tf.Module):
                 gradient.set_shape(variable.shape)
         if gradients and "gradient_norm" in self.watched:
             self._watch_norm(gradients, count)
-        if mesh.is_sharded and len(variables) != len(gradients):
-            raise UsageError(
-                "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
-                "for each gradient"
-            )
-        # Replicas along `model` have the same examples: one of them counts them.
-        count_once, is_on_mesh = mesh.zero_except_first_model_rank(count), mesh.is_sharded or mesh.shard_optimizer
-        known = variables if is_on_mesh else ()  # elsewhere all are copies, and callers need not name them
-        pieces = [plan_update_shard(v, mesh) for v in known] or [None] * len(gradients)
-        shardings = [variable_sharding(v) for v in known] or [None] * len(gradients)
-        slices, dense = list[int](), list[int]()
-        for i, gradient in enumerate(gradients):
-            is_sparse = isinstance(gradient, tf.IndexedSlices) and not (shardings[i] or mesh.shard_optimizer)
-            if gradient is not None:
-                (slices if is_sparse else dense).append(i)
-        summed: dict[int, Any] = {}
-        # Each kind goes over another axis, so each has buckets of its own.
-        for in_pieces, is_sharded in itertools.product((True, False), repeat=2):  # the rest is last, with the count
-            axis, counted = (mesh.data, count) if is_sharded else (mesh.all_replicas, count_once)
-            indices = [i for i in dense if (bool(pieces[i]), bool(shardings[i])) == (in_pieces, is_sharded)]
-            values = [zero_without_examples(tf.convert_to_tensor(gradients[i]), counted) for i in indices]
-            items = [Item(x, exact=False, piece=pieces[i]) for i, x in zip(indices, values, strict=True)]
-            if not (in_pieces or is_sharded):
-                exact = (*terms(state, count_once, context.start_values.accumulators), count_once)
-                items += [Item(term, exact=True) for term in exact]
-            sums = self._sum_in_buckets(axis, items)
-            summed.update(zip(indices, sums, strict=False))  # the exact ones follow
         # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
-        summed.update((i, self._gather_slices(gradients[i], count_once)) for i in slices)
-        assign(state, sums[len(indices) : -1], sums[-1], context.start_values.accumulators)
-        shardings = [p.sharding if p else sharding for p, sharding in zip(pieces, shardings, strict=True)]
-        gradients = [summed.get(i) for i in range(len(gradients))]
-        return Gradients(gradients, shardings=shardings if is_on_mesh else ()), sums[-1]
+        slices = {i: x for i, x in enumerate(gradients) if isinstance(x, tf.IndexedSlices)}
+        dense = {i: x for i, x in enumerate(gradients) if x is not None and i not in slices}
+        items = [Item(zero_without_examples(tf.convert_to_tensor(x), count), exact=False) for x in dense.values()]
+        items += [Item(term, exact=True) for term in (*terms(state, count, before), count)]
+        sums = self._sum_in_buckets(replicas, items)
+        summed: dict[int, Any] = dict(zip(dense, sums, strict=False))  # the exact ones follow
+        summed |= {i: self._gather_slices(x, count) for i, x in slices.items()}
+        assign(state, sums[len(dense) : -1], sums[-1], before)
+        return Gradients([summed.get(i) for i in range(len(gradients))]), sums[-1]
 
     def aggregate_again(self, batch: Any, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:
         """Aggregates what the step has assigned from this replica's batch since it last summed.
@@ -244,8 +216,10 @@ class Reduction(tf.Module):
         has_examples = step_context().has_examples
         return count if has_examples is None else tf.where(has_examples, count, 0.0)
 
-    def _sum_in_buckets(self, axis: Axis, items: list[Item]) -> list[tf.Tensor]:
-        """Returns the items' sums over an axis, in the items' order: one collective per bucket."""
+    def _sum_in_buckets(
+        self, axis: Axis, items: list[Item], sum_bucket: Callable[[Axis, list], list[tf.Tensor]] | None = None
+    ) -> list[tf.Tensor]:
+        """Returns the items' sums over an axis, in the items' order: one collective per bucket, or by `sum_bucket`."""
         if axis.size == 1 or not items:
             return [item.value for item in items]
         if step_context().graph not in (None, tf.compat.v1.get_default_graph()):
@@ -259,37 +233,25 @@ class Reduction(tf.Module):
         items = items[::-1]  # the backward pass ends with the first layer: the last one's bucket is sent meanwhile
         times_it = "reduce_seconds" in self.watched
         started = _time_after([item.value for item in items]) if times_it else None
-        reduce_bucket, bucket_size = self._sum_bucket, -(-self.bucket_bytes // self.reduce_dtype.size)
+        bucket_size = -(-self.bucket_bytes // self.reduce_dtype.size)
         if self.reduce_dtype != tf.float32:
-            most = _most_gathered(axis)
-            reduce_bucket, bucket_size = self._sum_bucket_gathered, min(bucket_size or most, most)
-        if items[0].piece:  # then all are
-            reduce_bucket = self._sum_bucket_in_shards
-        sums = [None] * len(items)
-        for bucket in collectives.buckets([item.value.shape.num_elements() for item in items], bucket_size):
-            for index, total in zip(bucket, reduce_bucket(axis, [items[index] for index in bucket]), strict=True):
+            most, sum_bucket = _most_gathered(axis), sum_bucket or self._sum_bucket_gathered
+            bucket_size = min(bucket_size or most, most)
+        sums: list[Any] = [None] * len(items)
+        for indices in collectives.buckets([item.value.shape.num_elements() for item in items], bucket_size):
+            bucket = [items[index] for index in indices]
+            if sum_bucket is not None:
+                totals = sum_bucket(axis, bucket)
+            else:
+                flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
+                totals = collectives.as_one(flat, axis.all_reduce)
+                totals = [tf.reshape(total, item.value.shape) for total, item in zip(totals, bucket, strict=True)]
+            for index, total in zip(indices, totals, strict=True):
                 sums[index] = total
         if times_it:
             waited, before = tf.maximum(_time_after(sums) - started, 0.0), vars(self._figures).get("reduce_seconds")
             self._figures.reduce_seconds = waited if before is None else before + waited
         return sums[::-1]
-
-    def _sum_bucket(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
-        flat = [tf.reshape(tf.cast(item.value, tf.float32), [-1]) for item in bucket]
-        sums = tf.split(axis.all_reduce(tf.concat(flat, -1)), [value.shape[0] for value in flat], axis=-1)
-        return [tf.reshape(total, item.value.shape) for total, item in zip(sums, bucket, strict=True)]
-
-    def _sum_bucket_in_shards(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
-        """Sums each item's shard on its replica; 16-bit values in float32, in the order of the replicas."""
-        pieces = [item.piece for item in bucket if item.piece]  # all have one
-        rows = [piece.rows(tf.cast(item.value, tf.float32)) for piece, item in zip(pieces, bucket, strict=True)]
-        if self.reduce_dtype == tf.float32:
-            sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
-        else:
-            halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
-            lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
-            sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
-        return _reshape_all(sums, [piece.sharding.local_shape for piece in pieces])
 
     def _sum_bucket_gathered(self, axis: Axis, bucket: list[Item]) -> list[tf.Tensor]:
         most = _most_gathered(axis)
@@ -299,7 +261,7 @@ class Reduction(tf.Module):
         halves = [to_halves(item.value, dtype) for item, dtype in zip(bucket, dtypes, strict=True)]
         lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_gather))
         sums = [tf.reduce_sum(from_halves(lane, dtype), 0) for lane, dtype in zip(lanes, dtypes, strict=True)]
-        return _reshape_all(sums, [item.value.shape for item in bucket])
+        return [tf.reshape(total, item.value.shape) for total, item in zip(sums, bucket, strict=True)]
 
     def _sum_item_in_pieces(self, axis: Axis, item: Item, most: int) -> tf.Tensor:
         """Sums one large item, gathering `most` values at once: each piece is summed before the next is sent."""
@@ -345,15 +307,7 @@ def zero_without_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
 
 
 class Item(NamedTuple):
-    """A tensor to sum, of static shape; `exact` ones are never rounded to the wire's dtype.
-
-    With a `piece`, each replica gets only its own piece of the sum.
-    """
+    """A tensor to sum, of static shape; `exact` ones are never rounded to the wire's dtype."""
 
     value: tf.Tensor
     exact: bool
-    piece: UpdateShard | None = None
-
-
-def _reshape_all(sums: Sequence[tf.Tensor], shapes: Sequence) -> list[tf.Tensor]:
-    return [tf.reshape(total, shape) for total, shape in zip(sums, shapes, strict=True)]

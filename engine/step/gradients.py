@@ -10,7 +10,6 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals import keras
 from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
-from ..mesh.shards import Sharding
 from ..metrics.means import as_losses, as_pair, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
 from ..metrics.sums import without_details
@@ -35,24 +34,28 @@ class Gradients(Sequence):
     Args:
       values: the gradients before the factors; those of a `Gradients` are taken over with its factors.
       factors: positive scalar float32 tensors.
-      shardings: how each gradient is sharded over the step's mesh; None for copies on each replica; () if all are.
     """
 
-    def __init__(
-        self, values: Sequence, factors: tuple[tf.Tensor, ...] = (), shardings: Sequence[Sharding | None] = ()
-    ):
-        self.values, self.factors, self.shardings = values, factors, shardings
+    # Whether the norm is a sum across replicas, which may not be in a condition.
+    exchanges_norm = False
+
+    def __init__(self, values: Sequence, factors: tuple[tf.Tensor, ...] = ()):
+        self.values, self.factors = values, factors
         if isinstance(values, Gradients):
-            self.values, self.factors, self.shardings = values.values, (*values.factors, *factors), values.shardings
+            self.values, self.factors = values.values, (*values.factors, *factors)
         # Those of variables in 16 bits are float32 up to the update: factors, norms and sums are of all together.
         self.values = [x if x is None or x.dtype not in _HALVES else tf.cast(x, tf.float32) for x in self.values]
 
-    def with_values(self, values: Sequence) -> Gradients:
-        """Returns gradients of other values with the same factors."""
-        return Gradients(values, self.factors, self.shardings)
+    def with_values(self, values: Sequence, factors: tuple[tf.Tensor, ...] | None = None) -> Gradients:
+        """Returns gradients of the same variables, by default with the same factors."""
+        return Gradients(values, self.factors if factors is None else factors)
+
+    def joined(self, others: Sequence[Gradients]) -> Gradients:
+        """Returns these gradients and then the others, multiplied by their factors."""
+        return Gradients([value for gradients in (self, *others) for value in gradients])
 
     def times(self, factor: tf.Tensor) -> Gradients:
-        return Gradients(self.values, (*self.factors, factor), self.shardings)
+        return self.with_values(self.values, (*self.factors, factor))
 
     def over(self, count: tf.Tensor) -> Gradients:
         """Divides by a count; zeros if it is 0.
@@ -60,7 +63,7 @@ class Gradients(Sequence):
         A count that is a factor already is recognized by identity: pass the same tensor, not another of its value.
         """
         if any(factor is count for factor in self.factors):
-            return Gradients(self.values, tuple(x for x in self.factors if x is not count), self.shardings)
+            return self.with_values(self.values, tuple(x for x in self.factors if x is not count))
         return self.times(tf.math.divide_no_nan(1.0, count))
 
     def unscaled(self) -> Gradients:
@@ -71,14 +74,11 @@ class Gradients(Sequence):
 
     def without_factors(self) -> tuple[Gradients, tf.Tensor]:
         """Returns (the gradients before the factors, the factors' product)."""
-        return Gradients(self.values, shardings=self.shardings), self._product(tf.constant(1.0))
+        return self.with_values(self.values, ()), self._product(tf.constant(1.0))
 
     def norm(self) -> tf.Tensor:
         """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are summed first."""
-        unique = [_without_duplicates(gradient) for gradient in self.values]
-        if not self.shardings:
-            return self._product(tf.linalg.global_norm(unique))
-        return self._product(_norms_on_mesh([[*zip(unique, self.shardings, strict=True)]])[0])
+        return self._product(tf.linalg.global_norm([_without_duplicates(gradient) for gradient in self.values]))
 
     def clipped_by_value(self, limit: float) -> Gradients:
         """Clips each value to [-limit, limit]. Repeated rows are summed first."""
@@ -91,18 +91,16 @@ class Gradients(Sequence):
           limit: above 0.
           wholes: for each gradient the identifier of its whole variable: a variable's shards share one norm.
         """
-        by_variable: dict[int, list] = {}
+        by_variable: dict[int, list[int]] = {}
+        for position, whole in enumerate(wholes):
+            by_variable.setdefault(whole, []).append(position)
         summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
-        for whole, *shard in zip(wholes, summed.values, self.shardings or [None] * len(wholes), strict=True):
-            by_variable.setdefault(whole, []).append(shard)
-        if self.shardings:  # all norms in one exchange
-            each_norm = [self._product(norm) for norm in _norms_on_mesh(by_variable.values())]
-        else:
-            each_norm = [
-                self.with_values([gradient for gradient, _ in shards]).norm() for shards in by_variable.values()
-            ]
-        norms = dict(zip(by_variable, each_norm, strict=True))
+        norms = dict(zip(by_variable, summed.norms([*by_variable.values()]), strict=True))
         return summed._map_values(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
+
+    def norms(self, groups: Sequence[Sequence[int]]) -> list[tf.Tensor]:
+        """Returns the `norm` of each group of gradients, given by their positions."""
+        return [Gradients([self.values[position] for position in group], self.factors).norm() for group in groups]
 
     def _map_values(self, change: Callable) -> Gradients:
         """Applies the factors, then `change(values, index)`. Repeated rows are summed first."""
@@ -113,7 +111,7 @@ class Gradients(Sequence):
             return None if gradient is None else change(gradient, i)
 
         summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
-        return Gradients([changed(gradient, i) for i, gradient in enumerate(summed)], shardings=self.shardings)
+        return self.with_values([changed(gradient, i) for i, gradient in enumerate(summed)], ())
 
     def __len__(self) -> int:
         return len(self.values)
@@ -133,29 +131,6 @@ class Gradients(Sequence):
         for factor in self.factors:
             scalar *= factor
         return scalar
-
-
-def _norms_on_mesh(groups: Any) -> list[tf.Tensor]:
-    """Returns the norm of each group of (gradient, sharding), the same bits on all replicas.
-
-    If several replicas have the same shard or copy, only the first of them counts its squares.
-    """
-    mesh = step_context().mesh
-    replica = mesh.all_replicas.rank
-
-    def counts(sharding: Sharding | None) -> bool:
-        return sharding.is_first_holder(replica) if sharding else replica == 0
-
-    def squares(group: Any) -> tf.Tensor:
-        held = [
-            g.values if isinstance(g, tf.IndexedSlices) else g
-            for g, sharding in group
-            if g is not None and counts(sharding)
-        ]
-        sums = [2.0 * tf.nn.l2_loss(values) for values in held]
-        return tf.add_n(sums) if sums else tf.constant(0.0)
-
-    return tf.unstack(tf.sqrt(mesh.all_replicas.all_reduce(tf.stack([squares(group) for group in groups]))))
 
 
 class Update:
@@ -207,13 +182,13 @@ class Update:
                 f"{variable_path(variables[shared[0]])} by several optimizers in one update, whose gradients would be "
                 "clipped by a common norm; make an update for each, such as a call of minimize, or leave it out"
             )
-        gradients, updates = Gradients(gradients), trainer.inventory.freezing.updates
+        gradients = gradients if isinstance(gradients, Gradients) else Gradients(gradients)
+        updates = trainer.inventory.freezing.updates
         # What is not updated must not count in the norm either, or freezing a layer would change how others are
         # clipped.
         pairs = zip(gradients.values, variables, strict=True)
         gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
-        # The norm of shards is a sum across replicas, which may not be in a condition.
-        is_unconditional = gradients.shardings and collect_norm is not None
+        is_unconditional = gradients.exchanges_norm and collect_norm is not None
         if options.may_skip or options.clip_norm or is_unconditional:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
         elif collect_norm is None:
@@ -333,10 +308,7 @@ def minimize(
         summed, count = trainer.reduction.sum(local, metrics[name].count, averages, group)
         means.append(summed.over(count).unscaled())
         averages = ()
-    whole = means[0]
-    if len(means) > 1:
-        shardings = [sharding for mean in means for sharding in mean.shardings]
-        whole = Gradients([value for mean in means for value in mean], shardings=shardings)
+    whole = means[0].joined(means[1:]) if len(means) > 1 else means[0]
     update = Update(trainer, whole, [variable for group in variables for variable in group])
     for optimizer, group in zip(optimizers.values(), variables, strict=True):
         update.apply(optimizer, group)

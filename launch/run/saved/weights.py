@@ -210,7 +210,7 @@ def set_weights(run: BaseRun, values: Sequence | Mapping[str, Any], name: str | 
                 f"set_weights: {len(arrays)} arrays, and the model has {len(named_targets)} weights; give them in the "
                 "order of run.model.get_weights()"
             )
-    pairs, tables = list[tuple[Any, np.ndarray]](), Inventory(run.trainer).tables.values()
+    pairs, tables = list[tuple[Any, np.ndarray]](), run.trainer.inventory.tables.values()
     for (path, target), value in zip(named_targets, arrays, strict=True):
         pairs += _assignments(path, target, value, any(target is table for table in tables))
     _assign(run, pairs)
