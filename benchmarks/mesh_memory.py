@@ -34,7 +34,7 @@ def worker(folder: str, mebibytes: int) -> None:
 
     from crankshaft.engine.build import prepare
     from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
-    from crankshaft.engine.mesh import shards
+    from crankshaft.engine.mesh import sharded
     from crankshaft.engine.mesh.layout import Mesh
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.options import RunContext, StepOptions
@@ -66,7 +66,7 @@ def worker(folder: str, mebibytes: int) -> None:
     state = strategy.build(make)
     figures["build_seconds"] = time.monotonic() - began
     variables = state.trainer.model.variables
-    figures["whole"] = sum(map(shards.size, variables)) / 2**18
+    figures["whole"] = sum(map(sharded.size, variables)) / 2**18
     figures["weights"] = sum(np.prod(variable.shape) for variable in variables) / 2**18
     most("built")
     began = time.monotonic()

@@ -20,7 +20,7 @@ from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.hooks.eviction import make_eviction
 from crankshaft.engine.loop import Loop
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction, per_replica
@@ -142,7 +142,7 @@ def assert_same_bits(made: Bench, folder, at: int, until: int, calls: tuple[int,
     made.save(folder)
     after, arrays = sums_to(until, None), made.arrays()
     for variable in made.state.variables():
-        if not (per_replica.differs(variable) or shards.variable_sharding(variable) or variable.dtype == tf.uint32):
+        if not (per_replica.differs(variable) or sharded.variable_sharding(variable) or variable.dtype == tf.uint32):
             made.held(variable)
     new_process()
     assert sums_to(at, calls[0]) == before

@@ -99,7 +99,7 @@ COMPOSING = {
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
     "launch/command_line/checks.py": {"clusters", "launchers"},
     "launch/command_line/registry.py": {"Keras's models"},
-    "launch/run/building.py": {"Keras's models", "parameter servers", "shards of a mesh"},
+    "launch/run/building.py": {"Keras's models", "parameter servers"},
     "launch/run/hooks.py": {
         "Keras's models",
         "TensorBoard",
@@ -110,19 +110,16 @@ COMPOSING = {
         "tables",
     },
     "launch/run/modes/export.py": {"tables"},
-    "launch/run/training.py": {"clusters", "memory snapshots", "shards of a mesh"},
+    "launch/run/training.py": {"clusters", "memory snapshots"},
     "launch/train.py": {"launchers"},
 }
 
 # What the core imports of parts beside that, which is to become nothing.
 NOT_YET = {
-    "engine/checkpoints/objects.py": {"shards of a mesh", "tables"},
-    "engine/checkpoints/slices.py": {"shards of a mesh", "tables"},
-    "engine/checkpoints/snapshot.py": {"shards of a mesh", "tables"},
-    "engine/hooks/numerics.py": {"shards of a mesh"},
-    "engine/hooks/sync_check.py": {"shards of a mesh"},
+    "engine/checkpoints/objects.py": {"tables"},
+    "engine/checkpoints/slices.py": {"tables"},
+    "engine/checkpoints/snapshot.py": {"tables"},
     "engine/inventory.py": {"tables"},
-    "engine/optimizers/averaging.py": {"shards of a mesh"},
     "engine/optimizers/base.py": {"shards of a mesh"},
     "launch/plan/quantify.py": {"the composition of a run"},
     "launch/plan/rehearsal.py": {"the composition of a run"},

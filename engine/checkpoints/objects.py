@@ -25,7 +25,7 @@ from ..internals.variables import VARIABLES, is_shard, items, state_key, tracked
 from ..internals.variables import tracked as tracked_by_path
 from ..layers.embeddings import Embedding
 from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from . import slices
 from .slices import ShardRows

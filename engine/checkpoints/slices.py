@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from ..internals.variables import tf_variable
 from ..layers.embeddings.rehash import RowPlacement
-from ..mesh import shards
-from ..mesh.shards import Box, Sharding
+from ..mesh import sharded
+from ..mesh.sharded import Box, Sharding
 from ..reduction import per_replica
 
 # Bytes per slice. What can't be written from the variable's own memory is copied slice by slice, as is all reading.
@@ -100,7 +100,7 @@ def slice_shards(variable, key: str, sharding: Sharding, is_live: bool) -> Slice
       variable: Keras's or TensorFlow's.
       is_live: whether the variable is read slice by slice as it is written, not now: see `copies_when_read`.
     """
-    held = list(shards.local_shards(variable))
+    held = list(sharded.local_shards(variable))
     slices: list[Slice] = []
     for replica, shard in held:
         if sharding.is_first_holder(replica):
@@ -262,7 +262,7 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], 
             _read_rows(prefix, key, variable)
         elif callable(key):
             _assign(tf_variable(variable), tf.constant(key()))
-        elif sharding := shards.variable_sharding(variable):
+        elif sharding := sharded.variable_sharding(variable):
             _read_shards(prefix, key, variable, sharding)
         else:
             plain.append((tf_variable(variable), key))
@@ -295,11 +295,11 @@ def _read_shards(prefix: str, key: str, variable, sharding: Sharding) -> None:
     """Reads each local replica's shard of a sharded variable."""
     variable = tf_variable(variable)
     values: dict[Box, tf.Tensor] = {}  # replicas with copies of one shard read it once
-    for replica, shard in shards.local_shards(variable):
+    for replica, shard in sharded.local_shards(variable):
         box = sharding.box(replica)
         if box not in values:
             with tf.device(host_device(shard.device)):
-                filling = tf.cast(shards.padding_value(variable), shard.dtype)
+                filling = tf.cast(sharded.padding_value(variable), shard.dtype)
                 if all(box.size):
                     value = _read_box(prefix, key, box, sharding.shape, shard.dtype)
                     padding = [[0, n - s] for n, s in zip(sharding.local_shape, box.size, strict=True)]

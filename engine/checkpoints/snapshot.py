@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..internals.variables import tf_variable
 from ..layers.embeddings import Embedding
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from . import objects, slices
 from .slices import SlicedVariable

@@ -13,7 +13,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import LabelError, NonfiniteError
 from ..internals.variables import CompiledReader, own_copy, tf_variable, variable_path
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..metrics.means import is_loss
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..errors import OutOfSyncError
 from ..internals.variables import CompiledReader, variable_path
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from .base import Period, Periodic, Status
 

@@ -25,7 +25,7 @@ from ..hooks.evaluation import averaged_weights
 from ..hooks.sync_check import hashes
 from ..internals import keras
 from ..internals.variables import own_copy, tf_variable
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..meter import Meter
 from ..metrics.monitored import Monitored
 from ..metrics.sums import Sums, kinds_by_name, nan_if_missing, values_by_name

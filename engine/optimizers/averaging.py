@@ -14,7 +14,7 @@ from ..errors import UsageError, reason
 from ..internals import keras, keras_copy
 from ..internals.graphs import ENGINE_SCOPE
 from ..internals.variables import assign_local, on_server, tf_variable, update_alone, variable_path
-from ..mesh import shards
+from ..mesh import sharded
 from ..reduction import per_replica
 
 
@@ -115,7 +115,7 @@ class WeightAverage(tf.Module, Shadows):
             # On the same server, so that an update of an average sends no weights.
             with strategy.extended.colocate_vars_with(variable):
                 shadows.append(tf.Variable(variable, trainable=False, name=f"average_{i}"))
-            shards.mark(shadows[-1], shards.variable_sharding(variable))
+            sharded.mark(shadows[-1], sharded.variable_sharding(variable))
         self.shadows = shadows
         pairs = list(zip(map(tf_variable, variables), shadows, strict=True))
         Shadows.__init__(self, pairs)

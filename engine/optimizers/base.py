@@ -31,7 +31,7 @@ from ..internals.variables import (
     tf_variable,
     variable_path,
 )
-from ..mesh import shards
+from ..mesh import sharded, shards
 from ..mesh.layout import current_mesh
 from ..mesh.shards import Sharding, variable_sharding
 from ..reduction import wire
@@ -129,10 +129,10 @@ class Optimizer(tf.Module):
             counts = tf.zeros([len(variables)], tf.int64)
             self.update_counts = tf.Variable(counts, trainable=False, name="update_counts")
         targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
-        if not self.is_elementwise and (sharded := [target for target in targets if target.slot_sharding]):
-            cause = "shard_optimizer" if sharded[0].piece else "a mesh's model axis"
+        if not self.is_elementwise and (parts := [target for target in targets if target.slot_sharding]):
+            cause = "shard_optimizer" if parts[0].piece else "a mesh's model axis"
             raise UsageError(
-                f"{cause} has each replica update a shard of {sharded[0].path} alone, and the rule of {self.name} may "
+                f"{cause} has each replica update a shard of {parts[0].path} alone, and the rule of {self.name} may "
                 "need all of it; use one of the engine's, such as adamw, or leave that out"
             )
         if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
@@ -447,7 +447,7 @@ class FusedOptimizer(Optimizer):
                     for slot, value in self.initial_slots().items()
                 }
             for slot, variable in slots[target.key].items():
-                shards.mark(variable, target.slot_sharding, self.initial_slots()[slot])
+                sharded.mark(variable, target.slot_sharding, self.initial_slots()[slot])
         self.slots = slots
 
     def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:

@@ -17,7 +17,7 @@ from ..errors import LostPeerError, UsageError
 from ..health.watchdog import Watchdog
 from ..internals.tensorflow import broadcast_from_first_worker, own_initial_values, receive_in_chunks
 from ..mesh.layout import Mesh
-from ..mesh.shards import variable_sharding
+from ..mesh.sharded import variable_sharding
 from ..metrics.pairs import Mean
 from ..state import TrainState
 from .arrivals import Arrivals

@@ -16,7 +16,7 @@ from ...engine.data.reader import example_bytes
 from ...engine.data.run_data import Data
 from ...engine.data.source import Split
 from ...engine.internals.variables import tf_variable
-from ...engine.mesh import shards
+from ...engine.mesh import sharded
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ..command_line.config import Config
 from ..failures import UsageError
@@ -79,7 +79,7 @@ def quantify(config: Config, hosts: int, devices: int = 1, kind: str = "cpu", da
         messages=tuple(dataclasses.replace(one, count=one.count * number) for one, number in messages.items()),
         examples=config.global_batch_size,
         input_bytes=input_bytes,
-        checkpoint_bytes=float(sum(tf_variable(v).dtype.size * shards.size(v) for v in rehearsal.state.variables())),
+        checkpoint_bytes=float(sum(tf_variable(v).dtype.size * sharded.size(v) for v in rehearsal.state.variables())),
         steps=rehearsal.steps,
         host_bytes=float(sum(map(_array_bytes, rehearsal.inputs.splits.values())) + _OPERATION_BYTES * program),
         uncertain=uncertain,

@@ -23,6 +23,7 @@ from ...engine.data.order import Order
 from ...engine.data.run_data import Data
 from ...engine.errors import reason
 from ...engine.machine import threads
+from ...engine.mesh.sharded import variable_sharding
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
@@ -245,15 +246,11 @@ def build_state(
         isolation.keep_random_state()
         tf.keras.utils.set_random_seed(state.trainer.run_context.host_seed)
     inventory = state.trainer.inventory
-    if strategy.mesh.is_sharded:
-        from ...engine.mesh.shards import variable_sharding
-
-        if not any(map(variable_sharding, inventory.all_weights)):
-            raise UsageError(
-                f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so "
-                "replicas would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave "
-                "mesh out"
-            )
+    if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
+        raise UsageError(
+            f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so replicas "
+            "would compute the same; make it of crankshaft.engine.layers.parallel's layers, or leave mesh out"
+        )
     if inventory.tables:
         checks.check_tables(config, config.model_entry.name)
     if (

@@ -18,6 +18,7 @@ from rich.console import Console
 from ...engine.errors import UsageError, rounded, visible
 from ...engine.hooks import Hook, Status
 from ...engine.machine.threads import PROCESS
+from ...engine.mesh import sharded
 from ...engine.meter import Meter, Totals, merged
 from ...engine.state import TrainState
 from .. import terminal
@@ -262,9 +263,7 @@ def resolved_mode(mode: str, file) -> str:
     return "bar" if terminal.is_terminal(file) else "plain"
 
 
-def print_model_summary(
-    models: Sequence, file=None, tables: Sequence = (), whole_size: Callable[[Any], int] | None = None
-) -> None:
+def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> None:
     """Prints Keras's summary of each model, as wide as the terminal, and a line for each embedding.
 
     For a sharded model the summary counts each replica's parameters; a line has the total.
@@ -273,7 +272,6 @@ def print_model_summary(
       models: Keras models, built; nothing is printed of a layer that only trains like one.
       file: stream to write to; None is standard output.
       tables: `engine.layers.embeddings.Embedding`s, built.
-      whole_size: returns the number of values of all shards of a variable; None where none is sharded.
     """
     file = file or sys.stdout
     width = _SUMMARY_COLUMNS
@@ -282,7 +280,7 @@ def print_model_summary(
     for model in (model for model in models if hasattr(model, "summary")):
         print(_summary(model, width), file=file, flush=True)
         held = sum(math.prod(variable.shape) for variable in model.variables)
-        if whole_size and (whole := sum(map(whole_size, model.variables))) != held:
+        if (whole := sum(map(sharded.size, model.variables))) != held:
             print(f"Of {whole:,} parameters, each replica holds these {held:,}.", file=file, flush=True)
     for table in tables:
         size = f"{table.rows:,} rows x {table.width}, {4e-6 * table.rows * table.width:,.1f} MB"

@@ -94,12 +94,8 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
         write_run_file(config.files.config, config.as_json())
         weights.write_description(run, config.files.path)
     if run.prints:
-        inventory, whole_size = run.trainer.inventory, None
-        if run.strategy.mesh.is_sharded:
-            from ...engine.mesh import shards
-
-            whole_size = shards.size
-        print_model_summary(inventory.models, tables=list(inventory.tables.values()), whole_size=whole_size)
+        inventory = run.trainer.inventory
+        print_model_summary(inventory.models, tables=list(inventory.tables.values()))
     run.log(_first_line(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
         run.log("no evaluation data: no evaluation is made")

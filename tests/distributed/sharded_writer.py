@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded, shards
 from crankshaft.engine.mesh.layout import Mesh
-from crankshaft.engine.mesh.shards import Sharding
+from crankshaft.engine.mesh.sharded import Sharding
 from crankshaft.engine.strategies import WorkerTask
 from crankshaft.engine.strategies.multi_worker import connect
 from crankshaft.launch.cluster import tf_config
@@ -28,7 +28,7 @@ ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2
 TIMEOUT_SECONDS = 10.0
 
 
-def whole(box: shards.Box) -> tf.Tensor:
+def whole(box: sharded.Box) -> tf.Tensor:
     """Each value is its position: exact in float32."""
     (row, column), (rows, columns) = box
     positions = WIDTH * tf.range(row, row + rows)[:, tf.newaxis] + tf.range(column, column + columns)
@@ -51,13 +51,13 @@ def main(folder: str) -> None:
     sharding = Sharding.over(Mesh(strategy, 2), (ROWS, WIDTH), {0: "model"})
     with strategy.scope():
         table, copy = tf.Variable(tf.zeros(sharding.local_shape)), tf.Variable(5.0)
-    shards.mark(table, sharding)
+    sharded.mark(table, sharding)
     shards.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
     writer = WritingProcess(task.worker, "attempt", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)
     print("step 1:", saved(checkpoints, 1), flush=True)
-    ((_, shard),) = shards.local_shards(table)
+    ((_, shard),) = sharded.local_shards(table)
     before = shard.numpy()
     while (manifest := checkpoints.latest()) is None:  # worker 1 is not told when the chief has sealed it
         time.sleep(0.05)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import StepOptions
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.models import generation
@@ -138,7 +138,7 @@ def test_twenty_steps_on_a_mesh_are_those_of_one_device(bench, run):
     for variable in mesh.trainer.model.trainable_variables:
         held = mesh.copies(variable)
         for alike in (
-            [held] if shards.variable_sharding(variable) is None else [held[rank::model] for rank in range(model)]
+            [held] if sharded.variable_sharding(variable) is None else [held[rank::model] for rank in range(model)]
         ):
             for other in alike[1:]:
                 np.testing.assert_array_equal(other, alike[0])

@@ -13,7 +13,7 @@ from ...data import form
 from ...errors import reason
 from ...internals.variables import compiled_once, variable_path
 from ...inventory import Inventory
-from ...mesh.shards import variable_sharding
+from ...mesh.sharded import variable_sharding
 from ...meter import Totals
 from ..background import BackgroundThread
 from ..base import Period, Status, Windowed

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ...internals import keras
-from ...mesh import shards
+from ...mesh import sharded, shards
 from ...mesh.layout import MODEL, Mesh, current_mesh
-from ...mesh.shards import Box, Sharding
+from ...mesh.sharded import Box, Sharding
 from ...step.diagnosis import note_ids, note_labels
 from ..embeddings import hashing
 
@@ -316,7 +316,7 @@ def add_weight(
     normal = initial if isinstance(initial, Normal) else None
     with keras.eager_variables():
         weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if normal else initial)
-        shards.mark(weight, sharding)
+        sharded.mark(weight, sharding)
         if normal:
             shards.fill(weight, normal.sample)
     return weight

@@ -22,7 +22,7 @@ from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import variables
-from ....engine.mesh import shards
+from ....engine.mesh import sharded, shards
 from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
 from ....input import data_json
@@ -80,7 +80,7 @@ def initial_loader(source: str | None) -> Callable[[str, Any], None]:
 
     def load(path: str, model: tf.keras.layers.Layer) -> None:
         # In a graph, that of a dry run, no variable has a value; shards are filled once they are there.
-        if not source or not tf.executing_eagerly() or any(map(shards.variable_sharding, model.variables)):
+        if not source or not tf.executing_eagerly() or any(map(sharded.variable_sharding, model.variables)):
             return
         with contextlib.suppress(CheckpointError, UsageError):
             if source.endswith(KERAS_FILES):
@@ -134,12 +134,12 @@ def _check_source(run: BaseRun, prefix: str) -> None:
 def _load_keras_file(run: BaseRun, source: str) -> int:
     """Loads a Keras file into a run's model; of a sharded variable each replica takes its shard."""
     model = _only_model(run.trainer, source)
-    if not any(map(shards.variable_sharding, model.variables)):
+    if not any(map(sharded.variable_sharding, model.variables)):
         return load_keras_weights(source, model)
     whole = _only_model(fresh_trainer(run), source)
     count = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
-        if shards.variable_sharding(variable):
+        if sharded.variable_sharding(variable):
             shards.fill(variable, lambda box: theirs.value[box.slices])  # noqa: B023
         else:
             variable.assign(theirs)
@@ -178,7 +178,7 @@ class TrainerCopy:
     def refresh(self) -> None:
         """Gives the copy the run's present weights."""
         for mine, theirs in zip(_all_weights(self.trainer), _all_weights(self._run.trainer), strict=True):
-            mine.assign(shards.whole(theirs))
+            mine.assign(sharded.whole(theirs))
         self._note_weights()
 
     def write_back(self) -> None:
@@ -233,7 +233,7 @@ def _find_weight(trainer: Trainer, name: str) -> Any:
 
 def _assignments(path: str, target, value, is_table: bool) -> list[tuple[Any, np.ndarray]]:
     """Divides a weight's value into (variable, value) pairs: of a table, one for each shard. Raises `UsageError`."""
-    sharding = None if is_table else shards.variable_sharding(target)
+    sharding = None if is_table else sharded.variable_sharding(target)
     shape = (target.rows, target.width) if is_table else tuple(sharding.shape if sharding else target.shape)
     try:
         array = np.asarray(value, np.float32 if is_table else variables.tf_variable(target).dtype.as_numpy_dtype)
@@ -255,7 +255,7 @@ def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
                 shadows[id(variable)] = [shadow]
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
-            if shards.variable_sharding(target):
+            if sharded.variable_sharding(target):
                 shards.fill(target, lambda box: value[box.slices])  # noqa: B023
             else:
                 target.assign(value)
@@ -272,7 +272,7 @@ def hand_over_averages(trainer: Trainer) -> None:
 
 def unsharded_trainer(run: BaseRun) -> Trainer:
     """Returns the run's trainer; if weights are sharded over a mesh, a whole copy on this process's device."""
-    return copy_trainer(run) if any(map(shards.variable_sharding, _all_weights(run.trainer))) else run.trainer
+    return copy_trainer(run) if any(map(sharded.variable_sharding, _all_weights(run.trainer))) else run.trainer
 
 
 def copy_trainer(run: BaseRun) -> Trainer:
@@ -280,7 +280,7 @@ def copy_trainer(run: BaseRun) -> Trainer:
     trainer = fresh_trainer(run)
     try:
         for copied, theirs in zip(_all_weights(trainer), _all_weights(run.trainer), strict=True):
-            copied.assign(shards.whole(theirs))
+            copied.assign(sharded.whole(theirs))
     except ValueError as error:
         raise UsageError(
             f"{error}, so no process has the model; make it of the run's checkpoint, in one process: crankshaft train "

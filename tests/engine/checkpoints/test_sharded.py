@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
 from crankshaft.engine.errors import CheckpointError
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded, shards
 from crankshaft.engine.mesh.layout import Mesh
-from crankshaft.engine.mesh.shards import Sharding
+from crankshaft.engine.mesh.sharded import Sharding
 
 RNG = np.random.default_rng(0)
 # By name the whole, and how it is sharded: by columns, by rows that do not divide, a bias.
@@ -40,12 +40,12 @@ class State:
     def _make(self, name, sharding):
         self.variables[name] = tf.Variable(tf.fill(sharding.local_shape, 7.0))
         if sharding.axes:
-            shards.mark(self.variables[name], sharding)
+            sharded.mark(self.variables[name], sharding)
 
     def fill(self, factor=1.0):
         for name, variable in self.variables.items():
             whole = self._whole(name, factor)
-            if shards.variable_sharding(variable):
+            if sharded.variable_sharding(variable):
                 shards.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
             else:
                 variable.assign(whole)
@@ -53,8 +53,8 @@ class State:
     def check(self, factor=1.0):
         """Each replica holds its shard, to the bit, and zeros where it is padded."""
         for name, variable in self.variables.items():
-            sharding, whole = shards.variable_sharding(variable), self._whole(name, factor)
-            for replica, shard in shards.local_shards(variable):
+            sharding, whole = sharded.variable_sharding(variable), self._whole(name, factor)
+            for replica, shard in sharded.local_shards(variable):
                 expected = whole
                 if sharding:
                     own = whole[sharding.box(replica).slices]
@@ -116,7 +116,7 @@ def test_weights_are_taken_by_their_parts(saved, distribution):
     Checkpoints(directory / "alone", alone, keep=None, about={}).save(1, {}, wait=True)
     other.fill(3.0)
     assert load_weights(directory / "alone", alone.model, "model") == ["model.kernel"]
-    for _, shard in shards.local_shards(other.variables["kernel"]):
+    for _, shard in sharded.local_shards(other.variables["kernel"]):
         np.testing.assert_array_equal(shard.numpy(), tf.fill(shard.shape, 7.0))
 
 
@@ -125,7 +125,7 @@ def test_a_model_of_another_size_is_refused_by_its_full_shape(saved, distributio
     sharding = Sharding.over(state.mesh, (6, 12), {1: "model"})
     with state.strategy.scope():
         state.tracked.kernel = tf.Variable(tf.zeros(sharding.local_shape))
-    shards.mark(state.tracked.kernel, sharding)
+    sharded.mark(state.tracked.kernel, sharding)
     with pytest.raises(CheckpointError, match=r"kernel: \[6, 12\] float32 here, \[6, 10\] float32 in the checkpoint"):
         checkpoints(directory, state).restore()
 
@@ -157,11 +157,11 @@ def test_writing_shares_the_memory_of_shards(distribution, width):
     sharding = Sharding.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
     with distribution(2).scope():
         variable = tf.Variable(tf.zeros(sharding.local_shape))
-    shards.mark(variable, sharding)
+    sharded.mark(variable, sharding)
     shards.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
     (found,) = entries_of(tf.train.Checkpoint(variable=variable))
     memory = [
-        range(at := _address(shard.read_value()), at + 64 * width * 4) for _, shard in shards.local_shards(variable)
+        range(at := _address(shard.read_value()), at + 64 * width * 4) for _, shard in sharded.local_shards(variable)
     ]
     held = [_address(piece.read()) for piece in found.slices]
     assert not found.is_live
@@ -183,7 +183,7 @@ def test_what_was_written_is_kept_nowhere(tmp_path, distribution):
     gc.disable()
     try:
         checkpoints(tmp_path, state).save(1, {}, wait=True)
-        for _, shard in shards.local_shards(state.variables["kernel"]):
+        for _, shard in sharded.local_shards(state.variables["kernel"]):
             before = _address(shard.read_value())
             shard.assign_add(tf.ones(shard.shape))
             assert _address(shard.read_value()) == before
@@ -197,7 +197,7 @@ def test_shards_whose_reading_copies_them_are_written_before_they_change(tmp_pat
     monkeypatch.setattr(slices, "SLICE_BYTES", 2 * 4 * 4)
     state = State(distribution, 1, 2)
     state.fill()
-    for _, shard in shards.local_shards(state.variables["table"]):
+    for _, shard in sharded.local_shards(state.variables["table"]):
         shard.scatter_update(tf.IndexedSlices(shard[:1], [0]))
     kept = checkpoints(tmp_path, state)
     assert [each.key.partition("/")[0] for each in entries_of(state.tracked) if each.is_live] == ["table"]

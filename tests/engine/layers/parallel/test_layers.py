@@ -7,7 +7,7 @@ import tensorflow as tf
 from crankshaft.engine import layers
 from crankshaft.engine.layers.parallel import Attention, Dense, Dropout, Embedding, cross_entropy
 from crankshaft.engine.layers.parallel.layers import Normal, RMSNorm
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded
 from tests.engine.layers.parallel.test_mesh import on_replicas
 
 WIDTH, VOCABULARY = 16, 11  # 11 words do not divide over 2 or 4
@@ -70,8 +70,8 @@ def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, 
     expected = [x.numpy() for x in tf.function(lambda: loss_and_gradients(one, None), autograph=False)()]
     strategy, mesh = meshes(*shape)
     model = made(mesh, strategy, kv_heads=kv_heads)
-    held = [dict(shards.local_shards(v)) for v in model.trainable_variables]
-    shardings = [shards.variable_sharding(v) for v in model.trainable_variables]
+    held = [dict(sharded.local_shards(v)) for v in model.trainable_variables]
+    shardings = [sharded.variable_sharding(v) for v in model.trainable_variables]
     assert sum(each is not None for each in shardings) == 7  # the table, four kernels, two biases of columns
     for replica, found in enumerate(on_each(strategy, lambda: loss_and_gradients(model, mesh))):
         sizes = [2, *(int(np.prod(each[replica].shape)) for each in held)]
@@ -131,7 +131,7 @@ def test_losses_of_cut_logits_are_exact_where_logits_are_large(meshes):
 def test_initial_weights_are_those_of_their_position_whoever_samples_them():
     normal = Normal(0.02, seed=7)
     whole = normal((301, 77)).numpy()
-    np.testing.assert_array_equal(normal.sample(shards.Box((100, 31), (201, 46))), whole[100:, 31:])
+    np.testing.assert_array_equal(normal.sample(sharded.Box((100, 31), (201, 46))), whole[100:, 31:])
     assert abs(whole.std() / 0.02 - 1) < 0.01
     assert abs(whole.mean()) < 0.0005
     assert (Normal(0.02, seed=8)((301, 77)).numpy() != whole).all()

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.shards import Sharding
+from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh.sharded import Sharding
 
 
 def on_replicas(strategy, step):
@@ -106,9 +106,9 @@ def test_a_variable_is_filled_by_position_on_any_mesh(meshes):
             sharding = Sharding.over(mesh, whole.shape, {axis: "model"})
             with strategy.scope():
                 variable = tf.Variable(tf.zeros(sharding.local_shape))
-            shards.mark(variable, sharding)
+            sharded.mark(variable, sharding)
             shards.fill(variable, lambda box: tf.constant(whole[box.slices]))
-            for replica, shard in shards.local_shards(variable):
+            for replica, shard in sharded.local_shards(variable):
                 box = sharding.box(replica)
                 held = shard.numpy()[tuple(slice(0, n) for n in box.size)]
                 np.testing.assert_array_equal(held, whole[box.slices])
@@ -121,9 +121,9 @@ def test_a_filled_variable_is_read_without_a_copy(meshes):
     sharding = Sharding.over(mesh, (6, 4), {0: "model"})
     with strategy.scope():
         variable = tf.Variable(tf.zeros(sharding.local_shape))
-    shards.mark(variable, sharding)
+    sharded.mark(variable, sharding)
     shards.fill(variable, lambda box: tf.ones(box.size))
-    for _, shard in shards.local_shards(variable):
+    for _, shard in sharded.local_shards(variable):
         reads = [shard.read_value() for _ in range(2)]
         first, second = (np.asarray(each).__array_interface__["data"] for each in reads)
         assert first == second

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine.layers.parallel import Attention, current_mesh
-from crankshaft.engine.mesh import shards
-from crankshaft.engine.mesh.shards import Sharding
+from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh.sharded import Sharding
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
@@ -28,7 +28,7 @@ class Block(tf.keras.layers.Layer):
             sharding = Sharding.over(self.mesh, whole, {axis: "model"})
             weight = self.add_weight(shape=sharding.local_shape, initializer="zeros", name=name)
             values = np.random.default_rng(seed).normal(size=whole).astype(np.float32)
-            shards.mark(weight, sharding)
+            sharded.mark(weight, sharding)
             shards.fill(weight.value, lambda box, values=values: tf.constant(values[box.slices]))
             setattr(self, name, weight)
         self.bias = self.add_weight(shape=(WIDTH,), initializer="zeros", name="bias")

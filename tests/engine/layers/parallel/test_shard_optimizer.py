@@ -7,7 +7,7 @@ import tensorflow as tf
 from crankshaft.engine import optimizers
 from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.layers.parallel import Dense
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.reduction import Reduction
 from tests.engine.trainers import Squares
 
@@ -60,7 +60,7 @@ def check_copies(run, model):
     averages = [run.trainer.optimizer.weight_average] if run.trainer.optimizer.weight_average else []
     for variable in [*run.trainer.model.trainable_variables, *(s for a in averages for s in a.shadows)]:
         held = run.copies(variable)
-        alike = held if shards.variable_sharding(variable) is None else held[::model]
+        alike = held if sharded.variable_sharding(variable) is None else held[::model]
         for other in alike[1:]:
             np.testing.assert_array_equal(alike[0], other)
 

@@ -9,7 +9,7 @@ from crankshaft.engine.errors import NonfiniteError, OutOfSyncError
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.keras_models.keras_callbacks import KerasCallbacks
-from crankshaft.engine.mesh import shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.models.transformer_lm import Model
 from tests.arrays import assert_close, assert_same
 from tests.bench import assert_same_bits
@@ -37,7 +37,7 @@ def status(bench):
 
 
 def wholes(bench):
-    return [shards.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
+    return [sharded.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
 
 
 def test_a_run_goes_on_to_the_bit_on_its_mesh_and_within_rounding_on_one_device(made, tmp_path):
@@ -58,12 +58,12 @@ def test_averages_are_of_each_part_and_what_was_swapped_comes_back_to_the_bit(ma
     bench = made(2, 2)
     average, variables = bench.trainer.optimizer.weight_average, bench.trainer.model.trainable_variables
     for variable, shadow in zip(variables, average.shadows, strict=True):
-        np.testing.assert_array_equal(shards.whole(shadow), shards.whole(variable))
+        np.testing.assert_array_equal(sharded.whole(shadow), sharded.whole(variable))
     bench.train(4)
-    before, shadows = bench.arrays(), [shards.whole(shadow) for shadow in average.shadows]
+    before, shadows = bench.arrays(), [sharded.whole(shadow) for shadow in average.shadows]
     with average.averages_in_place():
         for variable, shadow in zip(variables, shadows, strict=True):
-            np.testing.assert_array_equal(shards.whole(variable), shadow)
+            np.testing.assert_array_equal(sharded.whole(variable), shadow)
     assert_same(bench.arrays(), before)
     with bench.state.restoring():
         bench.train(6)
@@ -77,10 +77,10 @@ def test_copies_are_compared_over_all_replicas_and_parts_among_those_that_hold_t
     check.begin(status(bench))
     check.act(status(bench))
     variables = {variable.path: variable for variable in bench.trainer.model.trainable_variables}
-    shard = next(path for path, variable in variables.items() if shards.variable_sharding(variable))
-    copy = next(path for path, variable in variables.items() if not shards.variable_sharding(variable))
+    shard = next(path for path, variable in variables.items() if sharded.variable_sharding(variable))
+    copy = next(path for path, variable in variables.items() if not sharded.variable_sharding(variable))
     for path, replicas in [(shard, 2), (copy, 4)]:
-        (_, other) = list(shards.local_shards(variables[path]))[3]
+        (_, other) = list(sharded.local_shards(variables[path]))[3]
         before = other.numpy()
         other.assign(np.nextafter(before, 1, dtype=np.float32))
         with pytest.raises(OutOfSyncError, match=f"replica 3 of {replicas} replicas holds other values of {path}"):
@@ -103,12 +103,12 @@ def test_a_position_in_a_stream_is_no_replicas(bench):
 def test_a_weight_that_is_not_finite_is_found_in_any_part(made):
     bench = made(1, 2)
     numerics.check_weights(bench.trainer, "here")
-    sharded = next(
-        variable for variable in bench.trainer.model.trainable_variables if shards.variable_sharding(variable)
+    weight = next(
+        variable for variable in bench.trainer.model.trainable_variables if sharded.variable_sharding(variable)
     )
-    (_, shard) = list(shards.local_shards(sharded))[1]
+    (_, shard) = list(sharded.local_shards(weight))[1]
     shard.assign(tf.fill(shard.shape, np.nan))
-    with pytest.raises(NonfiniteError, match=f"here: variable {sharded.path} is not finite"):
+    with pytest.raises(NonfiniteError, match=f"here: variable {weight.path} is not finite"):
         numerics.check_weights(bench.trainer, "here")
 
 
