@@ -16,10 +16,10 @@ from typing import Any
 import tensorflow as tf
 
 from .captured import Captured
+from .checkpoints.slices import RowTable
 from .errors import UsageError
 from .internals import keras
 from .internals.variables import VARIABLES, tf_variable, tracked, tracked_variables, variable_path
-from .layers.embeddings import Embedding
 from .optimizers import Optimizer
 from .optimizers.averaging import Averaged, WeightAverage
 from .optimizers.loss_scale import DynamicLossScale
@@ -60,9 +60,9 @@ class Inventory:
         return {path: layer for path, layer in layers.items() if id(layer) not in inner}
 
     @cached_property
-    def tables(self) -> dict[str, Embedding]:
-        """The embeddings, by path."""
-        return tracked(self.trainer, Embedding)
+    def tables(self) -> dict[str, Any]:
+        """The embeddings (`engine.layers.embeddings`), by path."""
+        return tracked(self.trainer, RowTable)
 
     @cached_property
     def shards(self) -> list[tf.Variable]:

@@ -116,10 +116,6 @@ COMPOSING = {
 
 # What the core imports of parts beside that, which is to become nothing.
 NOT_YET = {
-    "engine/checkpoints/objects.py": {"tables"},
-    "engine/checkpoints/slices.py": {"tables"},
-    "engine/checkpoints/snapshot.py": {"tables"},
-    "engine/inventory.py": {"tables"},
     "engine/optimizers/base.py": {"shards of a mesh"},
     "launch/plan/quantify.py": {"the composition of a run"},
     "launch/plan/rehearsal.py": {"the composition of a run"},

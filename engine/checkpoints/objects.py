@@ -17,18 +17,15 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
 
-from .. import logging
 from ..errors import CheckpointError, UsageError, reason
 from ..internals.keras import KEPT_IN_LISTS, UPDATED
 from ..internals.tensorflow import has_state_beside_variables
 from ..internals.variables import VARIABLES, is_shard, items, state_key, tracked_variables
 from ..internals.variables import tracked as tracked_by_path
-from ..layers.embeddings import Embedding
-from ..layers.embeddings.rehash import FREE, MOVED, RowPlacement, rehash
 from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from . import slices
-from .slices import ShardRows
+from .slices import RowPlacement, RowTable, ShardRows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 _LISTED = 8
@@ -86,7 +83,7 @@ class _Table(NamedTuple):
       may_grow: whether it may have more rows here; those that the checkpoint lacks stay as they are.
     """
 
-    table: Embedding
+    table: RowTable
     prefixes: tuple[str, ...]
     admissions: tuple[str, ...]
     place: Callable[[], RowPlacement]
@@ -200,8 +197,8 @@ def restore(
     slices.read(prefix, [(entry.variable, averages.get(entry.source, entry.source)) for entry in restored])
     # A row that no id has got may hold the former values of one that has moved.
     for there in moving:
-        for number, (shard, values) in enumerate(zip(there.table.shards, there.place().values, strict=True)):
-            for rows in there.table.initialize_rows(number, tf.constant(np.flatnonzero(values["keys"] == FREE))):
+        for number, (shard, free) in enumerate(zip(there.table.shards, there.place().free, strict=True)):
+            for rows in there.table.initialize_rows(number, tf.constant(free)):
                 matching.reset_rows(shard, rows, is_new)
     matching.initialize_new(is_new)
     return [entry.text for entry in restored], _message(differences)
@@ -338,7 +335,7 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.specs, prefixes))
 
     tables: dict[int, _Table] = {}
-    for table in [node for _, node in walked if isinstance(node, Embedding) and node.shards]:
+    for table in [node for _, node in walked if isinstance(node, RowTable) and node.shards]:
         if not (prefixes := numbered(table.shards[0])):
             continue
         sizes = [checkpoint.specs[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
@@ -347,29 +344,20 @@ def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_gro
         if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
             admissions = ()
         # Once for all shards and slots, and only if the state fits: it reads the keys of the whole table.
-        place = functools.cache(functools.partial(_place, checkpoint.reader, table, admissions))
+        saved = functools.partial(_saved, checkpoint.reader, admissions)
+        place = functools.cache(functools.partial(table.place_rows, saved))
         tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
     return tables
 
 
-def _place(reader, table: Embedding, admissions: Sequence[str]) -> RowPlacement:
-    """Reads which ids have rows in a checkpoint, and gives them rows here."""
-    former = {
-        name: [reader.get_tensor(prefix + name + "/" + ATTRIBUTE) for prefix in admissions]
-        for name in MOVED
-        if reader.has_tensor(f"{admissions[0]}{name}/{ATTRIBUTE}")
-    }
-    placement = rehash(former, table.rows, len(table.shards))
-    logging.warning(
-        "embedding %s: %s ids move to a table of %s rows (shards: %d); %s get no row and share row 0; the counts of "
-        "ids without a row start again from 0",
-        *(table.name, f"{placement.num_placed:,}", f"{table.rows:,}", len(table.shards), f"{placement.num_dropped:,}"),
-    )
-    return placement
+def _saved(reader, prefixes: Sequence[str], name: str) -> list[np.ndarray] | None:
+    """Reads a variable of each of the checkpoint's admissions, by their prefixes; None if it has none."""
+    keys = [f"{prefix}{name}/{ATTRIBUTE}" for prefix in prefixes]
+    return [*map(reader.get_tensor, keys)] if reader.has_tensor(keys[0]) else None
 
 
 def _admission_value(moving: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
-    """The value of an admission's variable by `rehash`; what that leaves out, such as counts, begins again at 0."""
+    """The value of an admission's variable by `place_rows`; what that leaves out, such as counts, begins again at 0."""
     return moving.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
-from ..layers.embeddings.rehash import RowPlacement
 from ..mesh import sharded
 from ..mesh.sharded import Box, Sharding
 from ..reduction import per_replica
@@ -58,6 +57,55 @@ class SlicedVariable(NamedTuple):
     is_live: bool = False
     writers: frozenset[int] = frozenset({0})
     is_sharded: bool = False
+
+
+class RowPlacement(NamedTuple):
+    """Where the ids of a checkpoint's table have their rows in the table here.
+
+    Attributes:
+      rows: for each row of the former table, its row here, or -1 for a row without an id and for an id without a row.
+      values: the values of each shard's admission here, by the names of its variables; the others begin again.
+      free: the rows of each shard here that have no id.
+      num_placed: how many ids have a row.
+      num_dropped: how many ids found no row.
+    """
+
+    rows: np.ndarray
+    values: list[dict[str, np.ndarray]]
+    free: list[np.ndarray]
+    num_placed: int
+    num_dropped: int
+
+
+class RowTable(tf.Module):
+    """The base of tables that checkpoints may have in another number of shards, or with other rows for the same ids.
+
+    Row r of a table is row r // n of shard r % n.
+
+    Attributes:
+      shards: the variables; [] before the table is built.
+      admissions: for each shard, a module whose variable `keys` has the ids of its rows; [] if rows have no ids.
+    """
+
+    shards: list[tf.Variable]
+    admissions: list[Any]
+
+    @property
+    def ids_are_rows(self) -> bool:
+        """Whether each id is the number of its row, for any number of rows."""
+        raise NotImplementedError
+
+    def place_rows(self, saved: Callable[[str], list[np.ndarray] | None]) -> RowPlacement:
+        """Gives a checkpoint's ids rows here.
+
+        Args:
+          saved: reads a variable of the former shards' admissions by its name; None if they have none.
+        """
+        raise NotImplementedError
+
+    def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time."""
+        raise NotImplementedError
 
 
 class ShardRows(NamedTuple):

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from ..internals.variables import tf_variable
-from ..layers.embeddings import Embedding
 from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from . import objects, slices
-from .slices import SlicedVariable
+from .slices import RowTable, SlicedVariable
 
 # Some variables are copied when they are read: tables, some shards, and their slots. At most this many bytes of them
 # are copied for the writer; the rest is written slice by slice before training continues. With the slices being copied
@@ -76,7 +75,7 @@ def _too_large_to_copy(held: list) -> set[int]:
     They are tables and their slots, found by a table's shape, and shards.
     """
     nodes = [node for node in held if objects.is_variable(node)]
-    shapes = {tuple(shard.shape) for table in held if isinstance(table, Embedding) for shard in table.shards}
+    shapes = {tuple(shard.shape) for table in held if isinstance(table, RowTable) for shard in table.shards}
     copied = [node for node in nodes if isinstance(node, tf.Variable) and tuple(node.shape) in shapes]
     copied = [node for node in copied if not per_replica.differs(node) and not variable_sharding(node)]
     copied += [

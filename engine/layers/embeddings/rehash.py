@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
+
+from ...checkpoints.slices import RowPlacement
 
 BUCKET = 16  # rows: 128 bytes of keys, read at once
 FREE, RESERVED_KEY = -(2**63), -(2**63) + 1  # keys of free rows, and of rows that no id may get
 NEVER = -1  # a stamp
 MOVED = ("keys", "tally", "stamps", "freed")  # variables of an `Admission`; the rest begin again
-
-
-class RowPlacement(NamedTuple):
-    """Where a table's ids have their rows.
-
-    Attributes:
-      rows: for each row of the former table, its row here, or -1 for a row without an id and for an id without a row.
-      values: the values of each shard's `Admission` here, by the names of its variables; the others begin again.
-      num_placed: how many ids have a row.
-      num_dropped: how many ids found no row.
-    """
-
-    rows: np.ndarray
-    values: list[dict[str, np.ndarray]]
-    num_placed: int
-    num_dropped: int
 
 
 def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: int) -> RowPlacement:
@@ -41,7 +26,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
     stamps = by_row(former.get("stamps", [np.full(part.size, NEVER) for part in former["keys"]]), NEVER)
     before = before[np.argsort(-stamps[before], kind="stable")]
     owner = mixed(mixed(keys[before])) % np.uint64(num_shards)
-    after, values = np.full(len(keys), -1), list[dict[str, np.ndarray]]()
+    after, values, free = np.full(len(keys), -1), list[dict[str, np.ndarray]](), list[np.ndarray]()
     after[0] = 0  # shared by ids without a row
     for shard in range(num_shards):
         size, reserved = len(range(shard, rows, num_shards)), int(shard == 0)
@@ -52,6 +37,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
         keys_here = np.full(-(-size // BUCKET) * BUCKET, FREE)
         keys_here[:reserved] = keys_here[size:] = RESERVED_KEY
         keys_here[found] = keys[mine]
+        free.append(np.flatnonzero(keys_here == FREE))
         stamps_here = np.full_like(keys_here, NEVER)
         stamps_here[found] = stamps[mine]
         # What was counted in all shards is kept in the first.
@@ -59,7 +45,7 @@ def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: in
         tally[0], tally[2] = len(found), 0  # assigned; sighted since the counts began
         values.append({"keys": keys_here.reshape([-1, BUCKET]), "tally": tally, "stamps": stamps_here, "freed": freed})
     placed = int(np.count_nonzero(after > 0))
-    return RowPlacement(after, values, placed, len(before) - placed)
+    return RowPlacement(after, values, free, placed, len(before) - placed)
 
 
 def mixed(keys: np.ndarray) -> np.ndarray:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from ... import logging
+from ...checkpoints.slices import RowPlacement, RowTable
 from ...errors import UsageError
 from ...internals.tensorflow import is_only_replica
 from ...internals.variables import mark_shard, own_copy
@@ -22,7 +24,7 @@ from ...step.context import step_context
 from ...step.gradients import NO_ROW, mark_unique
 from . import admission, hashing
 from .admission import Admission
-from .rehash import RESERVED_KEY, by_row
+from .rehash import MOVED, RESERVED_KEY, by_row, rehash
 
 _PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -40,7 +42,7 @@ def zeros() -> Callable:
     return tf.zeros_like
 
 
-class Embedding(tf.Module):
+class Embedding(RowTable):
     """A table [rows, width], float32, looked up by ids.
 
     Row r is row r // n of shard r % n. Ids follow a power law, and vocabularies have the frequent ones first:
@@ -107,7 +109,6 @@ class Embedding(tf.Module):
 
     @property
     def ids_are_rows(self) -> bool:
-        """Whether each id is the number of its row, for any number of rows."""
         return not self.hash_ids and self.admit_after is None
 
     def _check(self) -> None:
@@ -213,12 +214,21 @@ class Embedding(tf.Module):
                 yield shard, rows
 
     def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time."""
         for piece in self._pieces(rows.shape[0]):
             with tf.device(rows.device):
                 some = rows[piece.start : piece.stop]
             self._initialize(self.shards[shard], some, shard, len(self.shards))
             yield some
+
+    def place_rows(self, saved: Callable[[str], list[np.ndarray] | None]) -> RowPlacement:
+        former = {name: parts for name in MOVED if (parts := saved(name)) is not None}
+        placement = rehash(former, self.rows, len(self.shards))
+        logging.warning(
+            "embedding %s: %s ids move to a table of %s rows (shards: %d); %s get no row and share row 0; the counts "
+            "of ids without a row start again from 0",
+            *(self.name, f"{placement.num_placed:,}", f"{self.rows:,}", len(self.shards), f"{placement.num_dropped:,}"),
+        )
+        return placement
 
     @property
     def variables_for_gradients(self) -> list[tf.Variable]:
