@@ -309,7 +309,3 @@ class Freezing:
         """The `id`s of the tf.Variables that are frozen at the run's step."""
         step = self.step()
         return self._sets[sum(end <= step for end in self._ends)]
-
-    def updates(self, variable: Any) -> bool:
-        """Returns whether a variable, Keras's or TensorFlow's, is not frozen at the run's step."""
-        return id(tf_variable(variable)) not in self.frozen

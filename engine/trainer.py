@@ -280,7 +280,9 @@ class Trainer(tf.Module):
         added = keras.own_losses(layers)
         if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
             raise UsageError(keras.MIXED.format(type(self).__name__))
-        if not (added := [*added, *keras.regularization(layers)]):
+        weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
+        added += [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
+        if not added:
             return None
         inputs = tf.nest.flatten(batch, expand_composites=True)
         numbers, sums = list[tf.Tensor](), list[tf.Tensor]()

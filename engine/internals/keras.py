@@ -440,12 +440,6 @@ def keeping_tensors(model: tf.keras.layers.Layer) -> Iterator[None]:
             layer._losses[:] = losses
 
 
-def regularization(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
-    """Returns the regularizers' values for the layers' trainable weights, each weight once. Scalars."""
-    weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
-    return [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
-
-
 def in_float32(output):
     """Returns an output of a layer, as float32 if it is of 16 bits, with Keras's mask."""
     if getattr(output, "dtype", None) not in (tf.bfloat16, tf.float16):

@@ -284,7 +284,11 @@ class Optimizer(tf.Module):
         """
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
-        step_context().applied.mark_update(self)
+        applied = step_context().applied
+        applied.optimizers.add(id(self))
+        applied.mark("Optimizer.apply", *(("ema_decay", "ema_warmup") if self.weight_average is not None else ()))
+        if self.reduce_dtype.size == 2:  # as it sends gradients to parameter servers
+            applied.mark("Reduction.sum")
         gradients = gradients if isinstance(gradients, Gradients) else Gradients(gradients)
         factor: Any = 1.0
         if self.takes_factors_as_rate:
@@ -319,7 +323,7 @@ class Optimizer(tf.Module):
         # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
         positions = {target.position for target in updated}
-        now = tf.constant([int(position in positions) for position in range(len(self._targets.variables))], tf.int64)
+        now = tf.constant([int(n in positions) for n in range(self.update_counts.shape[0])], tf.int64)
         tf.raw_ops.AssignAddVariableOp(resource=self.update_counts.handle, value=now)
         if self.weight_average is not None:
             # A run that continues another's optimizer counts iterations from 0.
@@ -382,7 +386,7 @@ class Optimizer(tf.Module):
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
-                    var=target.handle, alpha=tf.cast(target.multiplied(factor), value.dtype), delta=value
+                    var=target.variable.handle, alpha=tf.cast(target.multiplied(factor), value.dtype), delta=value
                 )
             decayed.append((gradient, target))
         return decayed
@@ -451,13 +455,14 @@ class FusedOptimizer(Optimizer):
         self.slots = slots
 
     def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
-        scalars = self.scalars(self._targets.per_variable(learning_rate), tf.cast(counts + 1, tf.float64))
+        multipliers = self._targets.multipliers
+        if {*multipliers} != {1.0}:
+            learning_rate = learning_rate * tf.constant(multipliers, tf.float32)  # [variables]
+        scalars = self.scalars(learning_rate, tf.cast(counts + 1, tf.float64))
         scalars = {name: tf.cast(value, tf.float32) for name, value in scalars.items()}
         by_server: dict[str | None, list] = {}  # None: variables of this replica itself
         for gradient, target in pairs:
-            if isinstance(gradient, tf.IndexedSlices):
-                gradient = sum_duplicate_rows(gradient)
-            by_server.setdefault(server_device(target.variable), []).append((gradient, target))
+            by_server.setdefault(server_device(target.variable), []).append((sum_duplicate_rows(gradient), target))
         for server, group in by_server.items():
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
             here = scalars
@@ -468,7 +473,7 @@ class FusedOptimizer(Optimizer):
                 for (gradient, target), value in zip(group, values, strict=True):
                     arguments = {**here, **{name: column[target.position] for name, column in by_variable.items()}}
                     arguments |= {name: slot.handle for name, slot in self.slots[target.key].items()}
-                    arguments |= {"var": target.handle, "use_locking": self.use_locking}
+                    arguments |= {"var": target.variable.handle, "use_locking": self.use_locking}
                     if isinstance(gradient, tf.IndexedSlices):
                         update = functools.partial(self.sparse, **arguments)
                         _update_rows(target, update, grad=value, indices=gradient.indices)
@@ -511,8 +516,9 @@ def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tenso
 
 
 def _decay_rows(target: _Target, factor: tf.Tensor, indices: tf.Tensor) -> None:
-    rows = tf.raw_ops.ResourceGather(resource=target.handle, indices=indices, dtype=target.variable.dtype)
-    tf.raw_ops.ResourceScatterSub(resource=target.handle, indices=indices, updates=rows * tf.cast(factor, rows.dtype))
+    handle = target.variable.handle
+    rows = tf.raw_ops.ResourceGather(resource=handle, indices=indices, dtype=target.variable.dtype)
+    tf.raw_ops.ResourceScatterSub(resource=handle, indices=indices, updates=rows * tf.cast(factor, rows.dtype))
 
 
 def plain_settings(optimizer: Any) -> dict[str, Any]:
@@ -554,10 +560,6 @@ class _Target:
         """The shape of a slot on each replica."""
         return self.piece.sharding.local_shape if self.piece else self.variable.shape
 
-    @property
-    def handle(self) -> tf.Tensor:
-        return self.variable.handle
-
     def multiplied(self, factor: tf.Tensor) -> tf.Tensor:
         """Multiplies a learning rate or decay of all variables by this one's multiplier."""
         return factor if self.multiplier == 1 else factor * self.multiplier
@@ -588,16 +590,12 @@ class _Targets:
         self._owner = owner
         targets = [_Target(*pair) for pair in zip(variables, range(len(variables)), multipliers, strict=True)]
         self._by_id = {id(target.variable): target for target in targets}
+        self.multipliers = [target.multiplier or 1.0 for target in targets]
 
     @property
     def variables(self) -> list[tf.Variable]:
         """All variables, including frozen ones, in order."""
         return [target.variable for target in self._by_id.values()]
-
-    def per_variable(self, learning_rate: tf.Tensor) -> tf.Tensor:
-        """Returns each variable's multiple of the rate, float32 [variables]; the rate itself if all are equal."""
-        multipliers = [target.multiplier or 1.0 for target in self._by_id.values()]
-        return learning_rate if {*multipliers} == {1.0} else learning_rate * tf.constant(multipliers, tf.float32)
 
     def __iter__(self) -> Iterator[_Target]:
         """Yields the targets that are updated: all but the frozen ones."""

@@ -181,13 +181,13 @@ class KerasOptimizer(Optimizer):
                 f"weight_decay={optimizer.weight_decay}; the engine decays all weights alike: set both to one value"
             )
         # Keras squares the values of slices one by one: a repeated row would get a sum of squares.
-        gradients = [sum_duplicate_rows(g) if isinstance(g, tf.IndexedSlices) else g for g, _ in pairs]
+        gradients = [sum_duplicate_rows(gradient) for gradient, _ in pairs]
         dtypes = [target.variable.dtype for _, target in pairs]
         gradients = [g if g.dtype == dtype else tf.cast(g, dtype) for g, dtype in zip(gradients, dtypes, strict=True)]
         # A replica's own copies: assigning to a mirrored variable could average it across replicas, by its aggregation.
         copies = tf.distribute.get_strategy().experimental_local_results
         variables = [
-            next((copy for copy in copies(target.variable) if copy.handle is target.handle), target.variable)
+            next((copy for copy in copies(target.variable) if copy.handle is target.variable.handle), target.variable)
             for _, target in pairs
         ]
         updates = tf.unstack(counts)

@@ -13,17 +13,15 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..errors import UsageError
 from ..internals.graphs import ENGINE_SCOPE, Assignments, writes
 from ..internals.tensorflow import is_only_replica
-from ..internals.variables import assign_local, not_implemented, read_local, tf_variable, variable_path
+from ..internals.variables import assign_local, read_local, tf_variable, variable_path
 from ..step.context import step_context
 from . import per_replica
 
 MEAN, SUM = tf.VariableAggregation.MEAN, tf.VariableAggregation.SUM
 _LOW = 1 << 12  # integers are sent as two float32, whose sums over thousands of replicas are exact
 _RNN_STATE = "rnn_state"  # Keras's name for a stateful layer's state
-ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 
 
 class Aggregated(NamedTuple):
@@ -142,24 +140,6 @@ def assigned_since_sum(
     copies = [handle(variable) for variable in per_replica_variables]
     assignments = Assignments(tf.compat.v1.get_default_graph(), batch, copies, since_sum=True)
     return [one for one in late if one.by != MEAN or assignments.depend_on_batch(handle(one.variable))]
-
-
-@contextlib.contextmanager
-def updates_explained(replicas: int) -> Iterator[None]:
-    """Raises UsageError if a step updates a variable by a method that mirrored variables lack."""
-    try:
-        yield
-    except NotImplementedError as error:
-        if not (refused := not_implemented(error)):
-            raise
-        variable, method = refused
-        rows = f"; for rows of a replica's own examples, make it with aggregation='sum', and {ADD_ROWS}"
-        if per_replica.differs(variable):  # which is never summed in a step
-            rows = ""
-        raise UsageError(
-            f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
-            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
-        ) from error
 
 
 def _exact_float32(value: tf.Tensor) -> tf.Tensor:

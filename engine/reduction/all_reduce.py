@@ -140,11 +140,12 @@ class Reduction(tf.Module):
         slices = {i: x for i, x in enumerate(gradients) if isinstance(x, tf.IndexedSlices)}
         dense = {i: x for i, x in enumerate(gradients) if x is not None and i not in slices}
         items = [Item(zero_without_examples(tf.convert_to_tensor(x), count), exact=False) for x in dense.values()]
-        items += [Item(term, exact=True) for term in (*terms(state, count, before), count)]
+        items += [Item(x, exact=True) for x in (*(terms(state, count, before) if state else ()), count)]
         sums = self._sum_in_buckets(replicas, items)
         summed: dict[int, Any] = dict(zip(dense, sums, strict=False))  # the exact ones follow
         summed |= {i: self._gather_slices(x, count) for i, x in slices.items()}
-        assign(state, sums[len(dense) : -1], sums[-1], before)
+        if state:
+            assign(state, sums[len(dense) : -1], sums[-1], before)
         return Gradients([summed.get(i) for i in range(len(gradients))]), sums[-1]
 
     def aggregate_again(self, batch: Any, count: tf.Tensor, per_replica_variables: Sequence[tf.Variable]) -> None:

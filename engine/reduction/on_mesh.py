@@ -125,8 +125,8 @@ class ShardedGradients(Gradients):
             gradient, sharding = self.values[position], self.shardings[position]
             if gradient is None or not (sharding.is_first_holder(rank) if sharding else rank == 0):
                 return None
-            is_sparse = isinstance(gradient, tf.IndexedSlices)
-            return 2.0 * tf.nn.l2_loss(sum_duplicate_rows(gradient).values if is_sparse else gradient)
+            gradient = sum_duplicate_rows(gradient)
+            return 2.0 * tf.nn.l2_loss(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient)
 
         def total(group: Sequence[int]) -> tf.Tensor:
             held = [x for position in group if (x := squares(position)) is not None]

@@ -78,7 +78,7 @@ class Gradients(Sequence):
 
     def norm(self) -> tf.Tensor:
         """Returns sqrt(sum of squares) over all gradients, scalar float32. Repeated rows are summed first."""
-        return self._product(tf.linalg.global_norm([_without_duplicates(gradient) for gradient in self.values]))
+        return self._product(tf.linalg.global_norm([sum_duplicate_rows(gradient) for gradient in self.values]))
 
     def clipped_by_value(self, limit: float) -> Gradients:
         """Clips each value to [-limit, limit]. Repeated rows are summed first."""
@@ -94,7 +94,7 @@ class Gradients(Sequence):
         by_variable: dict[int, list[int]] = {}
         for position, whole in enumerate(wholes):
             by_variable.setdefault(whole, []).append(position)
-        summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
+        summed = self.with_values([sum_duplicate_rows(gradient) for gradient in self.values])
         norms = dict(zip(by_variable, summed.norms([*by_variable.values()]), strict=True))
         return summed._map_values(lambda values, i: values * (limit / tf.maximum(norms[wholes[i]], limit)))
 
@@ -110,7 +110,7 @@ class Gradients(Sequence):
                 return UniqueSlices(change(gradient.values, i), gradient.indices, gradient.dense_shape)
             return None if gradient is None else change(gradient, i)
 
-        summed = self.with_values([_without_duplicates(gradient) for gradient in self.values])
+        summed = self.with_values([sum_duplicate_rows(gradient) for gradient in self.values])
         return self.with_values([changed(gradient, i) for i, gradient in enumerate(summed)], ())
 
     def __len__(self) -> int:
@@ -183,11 +183,11 @@ class Update:
                 "clipped by a common norm; make an update for each, such as a call of minimize, or leave it out"
             )
         gradients = gradients if isinstance(gradients, Gradients) else Gradients(gradients)
-        updates = trainer.inventory.freezing.updates
+        frozen = step_context().frozen
         # What is not updated must not count in the norm either, or freezing a layer would change how others are
         # clipped.
         pairs = zip(gradients.values, variables, strict=True)
-        gradients = gradients.with_values([gradient if updates(variable) else None for gradient, variable in pairs])
+        gradients = gradients.with_values([None if id(tf_variable(v)) in frozen else x for x, v in pairs])
         is_unconditional = gradients.exchanges_norm and collect_norm is not None
         if options.may_skip or options.clip_norm or is_unconditional:
             self.norm, self._has_norm = gradients.norm(), tf.constant(1.0)
@@ -344,9 +344,9 @@ def differentiate(
       (each loss's gradients, metrics). Gradients of frozen variables are None, and those of variables that they
       replace, see `_assign_next_values`.
     """
-    options, reduction, updates = trainer.run_context.options, trainer.reduction, trainer.inventory.freezing.updates
+    options, reduction, frozen = trainer.run_context.options, trainer.reduction, step_context().frozen
     is_whole, alone = options.accumulate_steps == options.parallel_micro_batches == 1, reduction.alone()
-    updated = [[variable for variable in group if updates(variable)] for group in variables]
+    updated = [[variable for variable in group if id(tf_variable(variable)) not in frozen] for group in variables]
     has_frozen = sum(map(len, updated)) < sum(map(len, variables))
 
     def compute(batch):
@@ -371,7 +371,7 @@ def differentiate(
         gradients: list = []
         rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
-            given = [next(rest) if updates(variable) else None for variable in group]
+            given = [None if id(tf_variable(variable)) in frozen else next(rest) for variable in group]
             watched = [source for source in given if source is not None]
             diagnosis.check_gradients_pass(pair_totals, group, given)
             columns = []
@@ -512,8 +512,11 @@ def check_reached(gradients: Sequence, owner: str) -> None:
 
 
 def sum_duplicate_rows(slices):
-    """Returns UniqueSlices equal to `slices`; indices in order of first occurrence, without `NO_ROW`."""
-    if isinstance(slices, UniqueSlices):
+    """Returns UniqueSlices equal to `slices`, or a dense gradient itself.
+
+    Indices are in the order of their first occurrence, without `NO_ROW`.
+    """
+    if isinstance(slices, UniqueSlices) or not isinstance(slices, tf.IndexedSlices):
         return slices
     if _is_marked_unique(slices.indices):
         return UniqueSlices(slices.values, slices.indices, slices.dense_shape)
@@ -524,10 +527,6 @@ def sum_duplicate_rows(slices):
     indices, positions = tf.unique(tf.where(rows < 0, last, rows)[:number])
     values = tf.math.unsorted_segment_sum(values[:number], positions, tf.size(indices))
     return UniqueSlices(values, indices, slices.dense_shape)
-
-
-def _without_duplicates(gradient):
-    return sum_duplicate_rows(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def mark_unique(rows: tf.Tensor) -> tf.Tensor:

@@ -198,12 +198,3 @@ class Applied:
     def mark(self, *names: str) -> None:
         """Notes calls of a step, or options that it has applied."""
         self.names.update(names)
-
-    def mark_update(self, optimizer: Any) -> None:
-        """Notes that one of the engine's optimizers makes an update, and the options that it has for each."""
-        self.optimizers.add(id(optimizer))
-        self.mark("Optimizer.apply")
-        if optimizer.weight_average is not None:
-            self.mark("ema_decay", "ema_warmup")
-        if optimizer.reduce_dtype.size == 2:  # as it sends gradients to parameter servers
-            self.mark("Reduction.sum")

@@ -1,9 +1,8 @@
 """Checks a traced step for mistakes that would silently train something else, or end in errors of TensorFlow's.
 
 `InnerLoop` calls them as soon as a step is traced, with its graph. What they have to know of the trace is in the steps'
-contexts: each replica's batch, the calls of losses and metrics, the options that were applied. What counts, translates
-an exception or changes the batch is where it happens: `engine.step.diagnosis`, `engine.step.batches.check_weighed`,
-`engine.reduction.aggregation.updates_explained`.
+contexts: each replica's batch, the calls of losses and metrics, the options that were applied. What counts, or changes
+the batch, is where it happens: `engine.step.diagnosis`, `engine.step.batches.check_weighed`.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from ..data.form import fields, text_fields
 from ..errors import NotCompilableError, UsageError
 from ..internals import graphs
 from ..internals.tensorflow import variables_read
-from ..internals.variables import tf_variable, variable_path
+from ..internals.variables import not_implemented, tf_variable, variable_path
 from ..optimizers import KerasOptimizer
 from ..reduction import per_replica
-from ..reduction.aggregation import ADD_ROWS, MEAN, SUM, described
+from ..reduction.aggregation import MEAN, SUM, described
 from ..state import TrainState
 from ..step.context import StartValues, StepContext, TracedLoss
 from ..step.diagnosis import casts_text
@@ -74,6 +73,7 @@ _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
     "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
 )
+_ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
@@ -460,6 +460,24 @@ def check_added(state: TrainState, graph: tf.Graph, shared: StartValues | None =
             )
 
 
+@contextlib.contextmanager
+def updates_explained(replicas: int) -> Iterator[None]:
+    """Raises UsageError if a step updates a variable by a method that mirrored variables lack."""
+    try:
+        yield
+    except NotImplementedError as error:
+        if not (refused := not_implemented(error)):
+            raise
+        variable, method = refused
+        rows = f"; for rows of a replica's own examples, make it with aggregation='sum', and {_ADD_ROWS}"
+        if per_replica.differs(variable):  # which is never summed in a step
+            rows = ""
+        raise UsageError(
+            f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
+            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
+        ) from error
+
+
 class SecondTrace:
     """Variables that a step may assign by its batch's size, since it computes with a constant that equals the size.
 
@@ -553,7 +571,7 @@ def check_aggregated(
             raise UsageError(
                 f"{described(variable)}: its aggregation is the sum of what replicas "
                 "add, and the step assigns it something other than itself plus something; use assign_add (for rows of "
-                f"the replica's own examples {ADD_ROWS}), or sum the batch's share by "
+                f"the replica's own examples {_ADD_ROWS}), or sum the batch's share by "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
             )
 

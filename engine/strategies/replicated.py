@@ -22,13 +22,12 @@ from ..data.source import unknown_dimensions
 from ..data.streamed import Stream, divide, is_part, unwatched
 from ..errors import UsageError
 from ..mesh.layout import Mesh
-from ..reduction.aggregation import updates_explained
 from ..state import TrainState
 from ..step.context import StepContext
 from ..step.runner import StepRunner
 from ..trainer import computes_metrics
 from .base import Prediction, Step, Strategy
-from .checks import StepChecks
+from .checks import StepChecks, updates_explained
 from .inner_loop import InnerLoop
 from .loop_result import LoopResult
 from .options import StrategyOptions
