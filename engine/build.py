@@ -202,6 +202,10 @@ def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> 
                 f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for "
                 f"{variable_path(variable)}; return a number, 0 or more"
             )
+    if (mesh := current_mesh()).shard_optimizer:
+        from .optimizers.in_shards import InShards
+
+        optimizer.place = InShards(mesh)
     with trainer.reduction.slot_scope():
         optimizer.build(variables, list(map(float, multipliers)))
     options = trainer.run_context.options

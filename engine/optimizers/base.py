@@ -1,7 +1,7 @@
 """The base of all optimizers (learning rate, count of updates, weight decay), and that of fused kernels.
 
-An update communicates only with the parameter server that has the variable, and if the optimizer is sharded. Built on
-the host in a strategy's scope, applied in replica code.
+An update communicates only if the optimizer is sharded, or its `Place` is elsewhere. Built on the host in a strategy's
+scope, applied in replica code.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ import tensorflow as tf
 from .. import logging
 from ..errors import UsageError
 from ..internals.graphs import ENGINE_SCOPE
-from ..internals.tensorflow import temporary_variable
 from ..internals.variables import (
     assign_local,
     is_shard,
-    on_server,
     read_local,
-    server_device,
     state_key,
     tf_variable,
     variable_path,
 )
-from ..mesh import sharded, shards
-from ..mesh.layout import current_mesh
-from ..mesh.shards import Sharding, variable_sharding
-from ..reduction import wire
+from ..mesh import sharded
+from ..mesh.sharded import Sharding, variable_sharding
 from ..reduction.per_replica import components
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
@@ -42,6 +37,43 @@ from .averaging import Shadows, WeightAverage
 
 Rate = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a schedule
 _PLAIN = (bool, int, float, str, type(None))
+Pairs = Sequence[tuple[Any, "Target"]]  # of a gradient and the variable to update
+Scalars = Mapping[str, tf.Tensor]
+Group = tuple[contextlib.AbstractContextManager, Pairs, Scalars]  # updated within a context, with gradients there
+
+
+class Place:
+    """Where an optimizer makes its updates: the replica itself, which has the variables. A subclass is elsewhere.
+
+    Attributes:
+      use_locking: whether fused kernels' updates of one variable wait for each other.
+      applies: what an update there applies of a run's options besides the rule's, see `step.options.Applied`.
+    """
+
+    use_locking = False
+    applies: tuple[str, ...] = ()
+
+    def progress(self, optimizer: Optimizer) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns (iterations, learning_rate_scale, update_counts) before an optimizer's next update."""
+        iterations, scale = map(tf.convert_to_tensor, (optimizer.iterations, optimizer.learning_rate_scale))
+        return iterations, scale, optimizer.read_counts()
+
+    def piece(self, variable: tf.Variable) -> Any:
+        """Returns which piece of a variable a replica updates (`engine.mesh.shards.UpdateShard`); None if all of it."""
+        return None
+
+    @contextlib.contextmanager
+    def opened(self, pairs: Pairs) -> Iterator[Pairs]:
+        """Yields the pairs that this replica updates; after the context, all replicas have the updated variables."""
+        yield pairs
+
+    def groups(self, pairs: Pairs, scalars: Scalars) -> Iterator[Group]:
+        """Yields the pairs by where they are updated, with the scalars there."""
+        yield contextlib.nullcontext(), pairs, scalars
+
+    def update_rows(self, target: Target, update: Callable[..., None], **terms: tf.Tensor) -> None:
+        """Calls `update(**terms)`, which changes rows of a target's variable, if they may still be changed."""
+        update(**terms)
 
 
 class Optimizer(tf.Module):
@@ -74,10 +106,8 @@ class Optimizer(tf.Module):
     is_elementwise = False
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
     weight_average: WeightAverage | None = None
-    # The dtype in which gradients are sent to a server.
-    reduce_dtype = tf.float32
-    # Whether fused kernels' updates of one variable wait for each other, for workers that share variables.
-    use_locking = False
+    # Where updates are made.
+    place = Place()
 
     def __init__(
         self,
@@ -123,12 +153,12 @@ class Optimizer(tf.Module):
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
-        # On one server, from which a step reads all three as one tensor (`read_progress`).
+        # On one server, from which a step reads all three as one tensor (`parameter_server.pulled`).
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
             counts = tf.zeros([len(variables)], tf.int64)
             self.update_counts = tf.Variable(counts, trainable=False, name="update_counts")
-        targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables))
+        targets = _Targets(self.name, variables, multipliers or [1.0] * len(variables), self.place)
         if not self.is_elementwise and (parts := [target for target in targets if target.slot_sharding]):
             cause = "shard_optimizer" if parts[0].piece else "a mesh's model axis"
             raise UsageError(
@@ -152,6 +182,10 @@ class Optimizer(tf.Module):
             )
         self._targets = targets
         self.built_settings = types.MappingProxyType(self.settings)  # a dictionary would be tracked by checkpoints
+
+    def move_to(self, place: Place) -> None:
+        """Sets where later steps make their updates; `build` has been called. Raises UsageError if they can't there."""
+        self.place = place
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -185,7 +219,7 @@ class Optimizer(tf.Module):
     @property
     def all_variables(self) -> list[tf.Variable]:
         """All variables passed to `build`, as tf.Variables, in order."""
-        return self._targets.variables
+        return [target.variable for target in self._targets.all]
 
     @property
     def paths(self) -> dict[int, str]:
@@ -244,27 +278,9 @@ class Optimizer(tf.Module):
             rate = rate(tf.maximum(iterations - updates_ago, 0) if updates_ago else iterations)
         return tf.cast(rate, tf.float32) * scale
 
-    def read_progress(self) -> tf.Tensor:
-        """Returns iterations, learning_rate_scale and update_counts, float64, on their device. Replica code."""
-        with on_server(self.iterations):
-            progress = (read_local(self.iterations), read_local(self.learning_rate_scale), self._read_counts())
-            return tf.concat([tf.reshape(tf.cast(x, tf.float64), [-1]) for x in progress], 0)
-
-    def _read_counts(self) -> tf.Tensor:
+    def read_counts(self) -> tf.Tensor:
         """Reads the updates of each variable before the next one, int64 [variables]. Replica code."""
         return read_local(self.update_counts)
-
-    def _progress(self) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns (iterations, learning_rate_scale, update_counts) before the next update.
-
-        The first update of a step may use the values that the step read as it began. Further ones, and one within a
-        condition or loop, read the variables.
-        """
-        pulled = step_context().start_values.progress.pop(id(self), None)
-        if pulled is None or getattr(pulled, "graph", None) is not tf.compat.v1.get_default_graph():
-            iterations, scale = map(tf.convert_to_tensor, (self.iterations, self.learning_rate_scale))
-            return iterations, scale, self._read_counts()
-        return tf.cast(pulled[0], tf.int64), tf.cast(pulled[1], tf.float32), tf.cast(pulled[2:], tf.int64)
 
     def apply_gradients(self, grads_and_vars: Any) -> NoReturn:
         """Raises an error with the alternative: Keras's method sums across replicas by itself."""
@@ -284,45 +300,35 @@ class Optimizer(tf.Module):
         """
         if self._targets is None:
             raise RuntimeError(f"optimizer {self.name} is not built; call build(variables) in the strategy's scope")
-        applied = step_context().applied
+        applied, frozen = step_context().applied, step_context().frozen
         applied.optimizers.add(id(self))
-        applied.mark("Optimizer.apply", *(("ema_decay", "ema_warmup") if self.weight_average is not None else ()))
-        if self.reduce_dtype.size == 2:  # as it sends gradients to parameter servers
-            applied.mark("Reduction.sum")
+        averages = ("ema_decay", "ema_warmup") if self.weight_average is not None else ()
+        applied.mark("Optimizer.apply", *averages, *self.place.applies)
         gradients = gradients if isinstance(gradients, Gradients) else Gradients(gradients)
         factor: Any = 1.0
         if self.takes_factors_as_rate:
             gradients, factor = gradients.without_factors()
         pairs = [
-            (gradient, self._targets[variable])
+            (gradient, target)
             for gradient, variable in zip(gradients, variables, strict=True)
-            if gradient is not None and self._targets[variable].is_updated
+            if gradient is not None
+            if (target := self._targets[variable]).multiplier and id(target.variable) not in frozen
         ]
-        updated = [target for _, target in pairs]
-        for number, (gradient, target) in enumerate(pairs):
-            if target.piece:  # of a whole gradient, its shard
-                gradient = tf.convert_to_tensor(gradient)
-                if gradient.shape == target.variable.shape:
-                    gradient = target.piece.own(gradient)
-                pairs[number] = gradient, _OpenPiece(target)
-        iterations, scale, counts = self._progress()
+        iterations, scale, counts = self.place.progress(self)
         learning_rate = self._rate_at(iterations, scale)
-        if self.weight_decay:
-            pairs = self._decay(pairs, learning_rate * self.weight_decay)
-        with tf.name_scope(ENGINE_SCOPE):
-            self._update(pairs, learning_rate * factor, counts)
-        opened = [target for _, target in pairs if isinstance(target, _OpenPiece)]
-        wholes = shards.gather((target.piece, target.read()) for target in opened) if opened else []
-        for target, value in zip(opened, wholes, strict=True):
-            assign_local(target.whole.variable, value)
-        for target in updated:
+        with self.place.opened(pairs) as opened:
+            if self.weight_decay:
+                opened = self._decay(opened, learning_rate * self.weight_decay)
+            with tf.name_scope(ENGINE_SCOPE):
+                self._update(opened, learning_rate * factor, counts)
+        for _, target in pairs:
             if constraint := getattr(target.original, "constraint", None):  # of a Keras variable
                 # In the engine's scope, or the checks would take it for an assignment of the step's own.
                 with tf.name_scope(ENGINE_SCOPE):
                     assign_local(target.variable, constraint(target.read()))
         # Every replica counts by itself: assign_add on a mirrored variable would synchronize.
         tf.raw_ops.AssignAddVariableOp(resource=self.iterations.handle, value=tf.ones([], tf.int64))
-        positions = {target.position for target in updated}
+        positions = {target.position for _, target in pairs}
         now = tf.constant([int(n in positions) for n in range(self.update_counts.shape[0])], tf.int64)
         tf.raw_ops.AssignAddVariableOp(resource=self.update_counts.handle, value=now)
         if self.weight_average is not None:
@@ -346,7 +352,7 @@ class Optimizer(tf.Module):
                     values = initialize([rows.shape[0], *copy.shape[1:]])
                     tf.raw_ops.ResourceScatterUpdate(resource=copy.handle, indices=rows, updates=values)
 
-    def _row_slots(self, target: _Target) -> Iterable[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
+    def _row_slots(self, target: Target) -> Iterable[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
         """Returns the slots of a target, each with a function of a shape that makes its initial values.
 
         Raises:
@@ -358,7 +364,7 @@ class Optimizer(tf.Module):
         """Makes the slots of each target. Called in the strategy's scope."""
         raise NotImplementedError
 
-    def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
+    def _update(self, pairs: Pairs, learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
         """Applies the rule to (gradient, target) pairs, each at its multiple of the rate. Replica code.
 
         Args:
@@ -368,11 +374,11 @@ class Optimizer(tf.Module):
         """
         raise NotImplementedError
 
-    def _decays(self, target: _Target) -> bool:
+    def _decays(self, target: Target) -> bool:
         exclude = self.weight_decay_exclude
         return not (exclude and re.search(exclude, target.path))
 
-    def _decay(self, pairs: Sequence[tuple[Any, _Target]], factor: tf.Tensor) -> list[tuple[Any, _Target]]:
+    def _decay(self, pairs: Pairs, factor: tf.Tensor) -> list[tuple[Any, Target]]:
         """Applies weight decay: variable -= factor * variable; for a table's shard, only the gradient's rows.
 
         Returns the pairs; a shard's gradients are without duplicates, so that they are searched once.
@@ -382,7 +388,7 @@ class Optimizer(tf.Module):
             if target.decays and isinstance(gradient, tf.IndexedSlices) and is_shard(target.variable):
                 gradient = sum_duplicate_rows(gradient)
                 decay = functools.partial(_decay_rows, target)
-                _update_rows(target, decay, factor=target.multiplied(factor), indices=gradient.indices)
+                self.place.update_rows(target, decay, factor=target.multiplied(factor), indices=gradient.indices)
             elif target.decays:
                 value = target.read()
                 tf.raw_ops.ResourceApplyGradientDescent(
@@ -400,8 +406,6 @@ class FusedOptimizer(Optimizer):
     (https://www.tensorflow.org/api_docs/python/tf/raw_ops): `var` and the slots are resource handles. Slots and
     variables are float32. XLA can't compile the sparse kernels, so with it momentum, adagrad and ftrl take only dense
     gradients.
-
-    Gradients are sent to a variable on a parameter server as `reduce_dtype`.
 
     A subclass whose rule does not apply to each value by itself sets `is_elementwise` to False.
     """
@@ -427,7 +431,7 @@ class FusedOptimizer(Optimizer):
         """
         return {"lr": learning_rate}
 
-    def _row_slots(self, target: _Target) -> list[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
+    def _row_slots(self, target: Target) -> list[tuple[tf.Variable, Callable[[list], tf.Tensor]]]:
         slots, values = self.slots.get(target.key, {}), self.initial_slots()  # none of a frozen variable
         return [(slot, functools.partial(tf.fill, value=np.float32(values[name]))) for name, slot in slots.items()]
 
@@ -441,10 +445,11 @@ class FusedOptimizer(Optimizer):
                     f"variable {target.path} is {variable.dtype.name}, and {self.name} updates "
                     "float32; keep variables in float32 and compute in 16 bits (mixed precision)"
                 )
+            shape = target.piece.sharding.local_shape if target.piece else variable.shape
             with strategy.extended.colocate_vars_with(variable):
                 slots[target.key] = {
                     slot: tf.Variable(
-                        lambda: tf.fill(target.slot_shape, np.float32(value)),  # noqa: B023
+                        lambda: tf.fill(shape, np.float32(value)),  # noqa: B023
                         trainable=False,
                         name=f"{self.name}/{target.key}/{slot}",
                     )
@@ -454,68 +459,29 @@ class FusedOptimizer(Optimizer):
                 sharded.mark(variable, target.slot_sharding, self.initial_slots()[slot])
         self.slots = slots
 
-    def _update(self, pairs: Sequence[tuple[Any, _Target]], learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
+    def _update(self, pairs: Pairs, learning_rate: tf.Tensor, counts: tf.Tensor) -> None:
         multipliers = self._targets.multipliers
         if {*multipliers} != {1.0}:
             learning_rate = learning_rate * tf.constant(multipliers, tf.float32)  # [variables]
-        scalars = self.scalars(learning_rate, tf.cast(counts + 1, tf.float64))
-        scalars = {name: tf.cast(value, tf.float32) for name, value in scalars.items()}
-        by_server: dict[str | None, list] = {}  # None: variables of this replica itself
-        for gradient, target in pairs:
-            by_server.setdefault(server_device(target.variable), []).append((sum_duplicate_rows(gradient), target))
-        for server, group in by_server.items():
-            values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
-            here = scalars
-            if server is not None:  # each message costs more than a small step's update
-                here, values = self._send(server, group, values, scalars)
-            with contextlib.nullcontext() if server is None else tf.device(server):
+        exact = self.scalars(learning_rate, tf.cast(counts + 1, tf.float64))
+        scalars = {name: tf.cast(value, tf.float32) for name, value in exact.items()}
+        pairs = [(sum_duplicate_rows(gradient), target) for gradient, target in pairs]
+        for context, group, here in self.place.groups(pairs, scalars):
+            with context:
                 by_variable = {name: tf.unstack(value) for name, value in here.items() if value.shape.rank}
-                for (gradient, target), value in zip(group, values, strict=True):
+                for gradient, target in group:
                     arguments = {**here, **{name: column[target.position] for name, column in by_variable.items()}}
                     arguments |= {name: slot.handle for name, slot in self.slots[target.key].items()}
-                    arguments |= {"var": target.variable.handle, "use_locking": self.use_locking}
+                    arguments |= {"var": target.variable.handle, "use_locking": self.place.use_locking}
                     if isinstance(gradient, tf.IndexedSlices):
                         update = functools.partial(self.sparse, **arguments)
-                        _update_rows(target, update, grad=value, indices=gradient.indices)
+                        values = tf.cast(gradient.values, tf.float32)
+                        self.place.update_rows(target, update, grad=values, indices=gradient.indices)
                     else:
-                        self.dense(grad=value, **arguments)
-
-    def _send(self, server: str, pairs: Sequence[tuple], values: list, scalars: dict) -> tuple[dict, list]:
-        """Sends scalars and gradients' values to a server, in as few messages as possible; returns those there."""
-        with tf.device(server):
-            shapes = [
-                tf.concat([tf.shape(gradient.indices), target.variable.shape[1:]], 0)  # the number of rows varies
-                if isinstance(gradient, tf.IndexedSlices)
-                else target.variable.shape
-                for gradient, target in pairs
-            ]
-        exact, values = wire.send(list(scalars.values()), values, shapes, server, self.reduce_dtype)
-        return dict(zip(scalars, exact, strict=True)), values
+                        self.dense(grad=tf.cast(gradient, tf.float32), **arguments)
 
 
-def _update_rows(target: _Target, update: Callable[..., None], **terms: tf.Tensor) -> None:
-    """Calls `update(**terms)`, on a server unless rows of the variable were freed since the step began.
-
-    Then the step is one that another worker has done instead, and ids may have other rows by now.
-    """
-    if id(target.variable) not in (freed := step_context().start_values.freed):
-        update(**terms)
-        return
-    before, count = freed[id(target.variable)]
-    with on_server(target.variable):
-        here = {name: tf.identity(x) for name, x in terms.items()}
-        # Counted only once all terms are there, so that nothing waits for another host between this and the update.
-        with tf.control_dependencies([*here.values()]):
-            now = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype)
-
-        # Adagrad's and Ftrl's updates return an operation, and the branches have to return alike.
-        def apply() -> None:
-            update(**here)
-
-        tf.cond(tf.equal(now, before), apply, lambda: None)
-
-
-def _decay_rows(target: _Target, factor: tf.Tensor, indices: tf.Tensor) -> None:
+def _decay_rows(target: Target, factor: tf.Tensor, indices: tf.Tensor) -> None:
     handle = target.variable.handle
     rows = tf.raw_ops.ResourceGather(resource=handle, indices=indices, dtype=target.variable.dtype)
     tf.raw_ops.ResourceScatterSub(resource=handle, indices=indices, updates=rows * tf.cast(factor, rows.dtype))
@@ -532,10 +498,10 @@ def _arguments(kind: Any) -> list[str]:
     return sorted({name for base in kind.__mro__ for name in inspect.signature(base.__init__).parameters})
 
 
-class _Target:
+class Target:
     """A variable to update: its name in checkpoints and its value on this replica. Made in the strategy's scope."""
 
-    def __init__(self, variable: Any, position: int, multiplier: float = 1.0):
+    def __init__(self, variable: Any, position: int, multiplier: float, place: Place):
         self.original = variable
         self.position = position
         self.multiplier = multiplier
@@ -543,22 +509,12 @@ class _Target:
         self.path = variable_path(variable)
         self.key = state_key(variable, position)
         self.decays = True
-        self.piece = shards.plan_update_shard(self.variable, current_mesh())
-
-    @property
-    def is_updated(self) -> bool:
-        """Whether the traced step updates it: it is not frozen, permanently or at this step."""
-        return bool(self.multiplier) and id(self.variable) not in step_context().frozen
+        self.piece = place.piece(self.variable)
 
     @property
     def slot_sharding(self) -> Sharding | None:
         """How its slots are sharded over the mesh; None if each replica has them whole."""
         return self.piece.sharding if self.piece else variable_sharding(self.variable)
-
-    @property
-    def slot_shape(self) -> Sequence[int]:
-        """The shape of a slot on each replica."""
-        return self.piece.sharding.local_shape if self.piece else self.variable.shape
 
     def multiplied(self, factor: tf.Tensor) -> tf.Tensor:
         """Multiplies a learning rate or decay of all variables by this one's multiplier."""
@@ -569,39 +525,25 @@ class _Target:
         return read_local(self.variable)
 
 
-class _OpenPiece(_Target):
-    """The shard of a target that this replica updates, in a temporary variable; `apply` gathers it. Replica code."""
-
-    piece: shards.UpdateShard
-
-    def __init__(self, target: _Target):
-        vars(self).update(vars(target))
-        self.whole = target
-        self.variable = temporary_variable(self.piece.own(target.read()))
-
-
 class _Targets:
     """Targets in order, found by variable.
 
     A separate class: in a list or dictionary on a tf.Module the model's variables would be in the checkpoint twice.
     """
 
-    def __init__(self, owner: str, variables: Sequence, multipliers: Sequence[float]):
+    def __init__(self, owner: str, variables: Sequence, multipliers: Sequence[float], place: Place):
         self._owner = owner
-        targets = [_Target(*pair) for pair in zip(variables, range(len(variables)), multipliers, strict=True)]
+        pairs = zip(variables, multipliers, strict=True)
+        targets = [Target(variable, n, multiplier, place) for n, (variable, multiplier) in enumerate(pairs)]
         self._by_id = {id(target.variable): target for target in targets}
-        self.multipliers = [target.multiplier or 1.0 for target in targets]
+        self.all = [*self._by_id.values()]  # with those that are frozen
+        self.multipliers = [target.multiplier or 1.0 for target in self.all]
 
-    @property
-    def variables(self) -> list[tf.Variable]:
-        """All variables, including frozen ones, in order."""
-        return [target.variable for target in self._by_id.values()]
-
-    def __iter__(self) -> Iterator[_Target]:
+    def __iter__(self) -> Iterator[Target]:
         """Yields the targets that are updated: all but the frozen ones."""
-        return (target for target in self._by_id.values() if target.multiplier)
+        return (target for target in self.all if target.multiplier)
 
-    def __getitem__(self, variable: Any) -> _Target:
+    def __getitem__(self, variable: Any) -> Target:
         try:
             return self._by_id[id(tf_variable(variable))]
         except KeyError:

@@ -38,8 +38,6 @@ class KerasOptimizer(Optimizer):
         if some of them were of other variables.
     """
 
-    _use_locking = False
-
     def __init__(self, optimizer, learning_rate=None, *, weight_decay=None, as_compiled=False, **arguments):
         self.keras_optimizer: tf.keras.optimizers.Optimizer = None  # made by `build`
         self._counts_alike = as_compiled
@@ -64,19 +62,14 @@ class KerasOptimizer(Optimizer):
         else:
             self.keras_optimizer.learning_rate = value
 
-    @property
-    def use_locking(self):
-        return self._use_locking
-
-    @use_locking.setter
-    def use_locking(self, value):
-        if value and keras.acts_once_per_step(self.keras_optimizer):
+    def move_to(self, place):
+        if place.use_locking and keras.acts_once_per_step(self.keras_optimizer):
             name = type(self.keras_optimizer).__name__
             raise UsageError(
                 f"optimizer {name} has a value of its own that each step multiplies, and workers that share it would "
                 "lose each other's factors; use adam, or another strategy"
             )
-        self._use_locking = value
+        super().move_to(place)
 
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
@@ -150,18 +143,18 @@ class KerasOptimizer(Optimizer):
             self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
         self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
 
-    def _read_counts(self):
+    def read_counts(self):
         # Keras has one count for all variables, which a callback may assign, as it resets or restores their slots.
         count = read_local(tf_variable(self.keras_optimizer.iterations))
         if self._counts_alike:
             return tf.fill(self.update_counts.shape, count)
-        return tf.where(tf.equal(count, read_local(self.iterations)), super()._read_counts(), count)
+        return tf.where(tf.equal(count, read_local(self.iterations)), super().read_counts(), count)
 
     def _row_slots(self, target):
         optimizer = self.keras_optimizer
         slots = {id(slot) for other in self._targets for slot, _ in self._slots_by_id(id(other.variable), ())}
         others = [v.path for v in optimizer.variables if v.shape.rank and id(tf_variable(v)) not in slots]
-        if others or self.use_locking:
+        if others or self.place.use_locking:
             problem = f"{others[0]} is not by row" if others else "servers can't refuse a late update by it"
             raise UsageError(
                 f"evict_after: rows of {target.path} can't begin again with Keras optimizer {optimizer.name}: "

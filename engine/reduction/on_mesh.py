@@ -11,7 +11,8 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..mesh import collectives
 from ..mesh.layout import Axis
-from ..mesh.shards import Sharding, UpdateShard, plan_update_shard, variable_sharding
+from ..mesh.sharded import Sharding, variable_sharding
+from ..mesh.shards import UpdateShard, plan_update_shard
 from ..step.context import step_context
 from ..step.gradients import Gradients, sum_duplicate_rows
 from .all_reduce import Reduction, zero_without_examples

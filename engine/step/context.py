@@ -10,14 +10,13 @@ import contextlib
 import contextvars
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from .. import randomness
 from ..errors import UsageError
-from ..internals.graphs import writes
 from ..internals.tensorflow import is_in_function
 from ..internals.variables import assign_local
 from ..mesh.layout import Mesh
@@ -49,35 +48,31 @@ class TracedLoss(NamedTuple):
 class StartValues:
     """Values that a step reads once, as it begins, and uses even if others change the variables meanwhile.
 
+    They are few, since a replica has its variables; those of variables that are elsewhere are a subclass's.
+
     Attributes:
       loss_scale: scalar float32, by which the step's losses are multiplied; None is 1.
-      variables: Keras variables with their values, if reading each would take a message to a server.
-      pull: reads some of these again, with few messages; returns such pairs.
-      pulled_again: the pairs that were read again.
-      writes: the ops that may have written `variables` before they were read, by the `id` of the variable's handle.
-      moved: Keras variables that layers may assign, read when the layers begin to compute.
-      progress: the result of each optimizer's `read_progress`, for its next update, by the optimizer's `id`.
       accumulators: the value that each variable to which replicas add last had on all of them, by the variable's `id`.
       aggregated: the ops that may have written each variable when it was last aggregated, by the variable's `id`.
-      freed: how many rows of a table's shard on a server were freed, and the variable that counts them, by the shard's
-        `id`: a worker that is stopped, and whose lease another one has done, may update rows after they were freed.
+      replaces_variables: whether layers compute with the values of `read` instead of their variables.
     """
 
     loss_scale: tf.Tensor | None = None
-    variables: Sequence[tuple[tf.keras.Variable, tf.Tensor]] = ()
-    pull: Callable[[Sequence[tf.keras.Variable]], Sequence[tuple[tf.keras.Variable, tf.Tensor]]] = lambda _: ()
-    pulled_again: list[tf.keras.Variable] = dataclasses.field(default_factory=list)
-    writes: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    moved: Sequence[tf.keras.Variable] = ()
-    progress: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     accumulators: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
     aggregated: dict[int, int] = dataclasses.field(default_factory=dict)
-    freed: dict[int, tuple[tf.Tensor, tf.Variable]] = dataclasses.field(default_factory=dict)
+    replaces_variables = False
 
-    @property
-    def replaces_variables(self) -> bool:
-        """Whether layers compute with these values instead of their variables."""
-        return bool(self.variables or self.moved)
+    def read(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
+        """Returns variables with the values with which layers compute instead, some read now."""
+        return []
+
+    def up_to_date(self, is_once: bool) -> StartValues:
+        """Returns these values as the step has last written them, see `StepContext.up_to_date`."""
+        return self
+
+    def read_before(self, variable: tf.Variable) -> list[tf.Tensor]:
+        """Returns what was read of a variable as the step began, which is to come before it is read again."""
+        return []
 
 
 @dataclasses.dataclass(eq=False, kw_only=True)
@@ -216,10 +211,7 @@ class StepContext:
     @property
     def values(self) -> list[tuple[tf.keras.Variable, tf.Tensor]]:
         """The values with which layers compute instead of their variables, some read now; empty if they read these."""
-        if not self.start_values.replaces_variables:
-            return []
-        moved = [(variable, tf.identity(variable.value)) for variable in self.start_values.moved]
-        return [*self.start_values.variables, *moved, *self.layer_states]
+        return [*self.start_values.read(), *self.layer_states] if self.start_values.replaces_variables else []
 
     def up_to_date(self, is_once: bool = True) -> StepContext:
         """Returns a context, which samples as this one, whose `start_values` are what the step last gave to variables.
@@ -228,20 +220,9 @@ class StepContext:
           is_once: whether the code that is traced here runs once per step, or in a loop of the engine's. Otherwise it
             may follow what is traced after it, so all is read again.
         """
-        start_values = self.start_values
-        if start_values.variables:
-            counts, here = writes(), tf.compat.v1.get_default_graph()
-            old = []
-            for variable, value in start_values.variables:
-                handle = id(variable.value.handle)
-                if counts[handle] > start_values.writes.get(handle, 0) or not (is_once or value.graph is here):
-                    old.append(variable)
-            start_values.pulled_again.extend(old)
-            new = {id(variable): value for variable, value in start_values.pull(old)} if old else {}
-            pairs = [(variable, new.get(id(variable), value)) for variable, value in start_values.variables]
-            written = counts if old else start_values.writes
-            start_values = dataclasses.replace(start_values, variables=pairs, writes=written)
-        return dataclasses.replace(self, start_values=start_values)
+        values = self.start_values
+        now = values.up_to_date(is_once) if values.replaces_variables else values
+        return dataclasses.replace(self, start_values=now)
 
     def micro_batch_contexts(self, count: int) -> Callable[[int | tf.Tensor], contextlib.AbstractContextManager]:
         """Divides this replica's computation into micro-batches, which sample independently.

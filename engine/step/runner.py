@@ -185,9 +185,6 @@ class StepRunner:
         with self._context(step, has_examples, collect_norm, start_values=start_values) as context:
             context.seed_layers()
             start_values.accumulators.update(self._trainer.reduction.values_at_start())
-            for table in self._inventory.tables.values():
-                pairs = zip(table.shards, table.admissions, strict=False)
-                start_values.freed.update((id(s), freed) for s, admission in pairs if (freed := admission.read_freed()))
             yield context
 
     @contextlib.contextmanager

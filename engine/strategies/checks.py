@@ -23,7 +23,7 @@ from ..optimizers import KerasOptimizer
 from ..reduction import per_replica
 from ..reduction.aggregation import MEAN, SUM, described
 from ..state import TrainState
-from ..step.context import StartValues, StepContext, TracedLoss
+from ..step.context import StepContext, TracedLoss
 from ..step.diagnosis import casts_text
 from ..step.options import CLIPS, RATE_OPTIONS, RULE_OPTIONS, Applied
 from ..step.runner import StepRunner
@@ -85,7 +85,8 @@ class StepChecks:
       trains: whether it is `Trainer.train_step`.
       replicas: how many have copies of the variables.
       jit: whether XLA compiles it.
-      shares_weights: with parameter servers, whether several workers update the same weights; None without.
+      check_assigned: a strategy's own check of what a training step assigns, with its graph and the replicas' contexts;
+        None checks that what each replica assigns from its examples is aggregated.
 
     Attributes:
       second_trace: on which variables a second trace decides.
@@ -98,10 +99,10 @@ class StepChecks:
         trains: bool = True,
         replicas: int = 1,
         jit: bool = False,
-        shares_weights: bool | None = None,
+        check_assigned: Callable[[tf.Graph, Sequence[StepContext]], None] | None = None,
     ):
         self._state, self._runner, self._trains, self._replicas = state, runner, trains, replicas
-        self._jit, self._shares_weights = jit, shares_weights
+        self._jit, self._check_assigned = jit, check_assigned
         self.second_trace = SecondTrace()
 
     def traced(self, trace: Callable[[], tf.types.experimental.ConcreteFunction], replicates_batch: bool = False):
@@ -144,8 +145,8 @@ class StepChecks:
             return
         check_options(self._runner.applied, state.trainer, graph, contexts[0].mesh.shard_optimizer)
         check_saved(state, graph)
-        if self._shares_weights is not None:
-            check_added(state, graph, contexts[0].start_values if self._shares_weights else None)
+        if self._check_assigned is not None:
+            self._check_assigned(graph, contexts)
         elif self._replicas > 1 and not replicates_batch:
             check_aggregated(state, graph, [context.batch for context in contexts], self._replicas, self.second_trace)
 
@@ -423,41 +424,6 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
 def _handles(variables: Iterable) -> set[int]:
     """The `id`s of the handles of variables, Keras's or TensorFlow's: each replica reads and writes its own copy."""
     return {id(copy.handle) for v in variables for copy in per_replica.components(tf_variable(v))}
-
-
-def check_added(state: TrainState, graph: tf.Graph, shared: StartValues | None = None) -> None:
-    """Checks that a step with parameter servers only adds to shared variables, or replaces them.
-
-    Without it an assignment would undo what other workers have added meanwhile.
-
-    Args:
-      shared: the step's start values, if several workers share the weights that it trains.
-
-    Raises:
-      UsageError: it assigns a variable a value computed from its own, or a trained weight a value for a time.
-    """
-    assigned = graphs.Assignments(graph)
-    optimizers = state.trainer.inventory.optimizers.values()
-    trained = {id(variable) for optimizer in optimizers for variable in optimizer.all_variables}
-    read, read_again = (shared.variables, shared.pulled_again) if shared else ((), ())
-    for variable, value in read:
-        own, again = tf_variable(variable), any(variable is one for one in read_again)
-        if id(own) in trained and (assigned.from_itself(own.handle, value) or (again and assigned.any_to(own.handle))):
-            raise UsageError(
-                f"{variable_path(variable)} {variable.shape}: besides its optimizer, the step assigns this weight "
-                "itself, and other workers would compute with the value meanwhile, or their updates be lost; "
-                "compute with values that are not assigned (docs/cookbook.md has SAM), give the layer a "
-                "constraint, or train with one worker"
-            )
-    for variable in state.trainer.inventory.added_to:
-        if assigned.from_itself(variable.handle):
-            raise UsageError(
-                f"{described(variable)}: the step assigns a value computed from its own value, which other workers "
-                "change meanwhile, so updates would be lost; add the change, by assign_add(new - variable) of the "
-                "tf.Variable, which of a Keras variable is its .value (a layer that compute_gradients or minimize "
-                "calls may also assign a multiple of the value plus something), or make it with "
-                "aggregation='only_first_replica' if any worker's value is right"
-            )
 
 
 @contextlib.contextmanager

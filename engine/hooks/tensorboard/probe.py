@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from ...data import form
 from ...internals.variables import assign_local, compiled_once, own_copy, tf_variable
-from ...mesh.shards import plan_update_shard, variable_sharding
+from ...mesh.sharded import variable_sharding
+from ...mesh.shards import plan_update_shard
 from ...step.gradients import Gradients
 from .event_values import Histogram, histogram, looks_like_images
 

@@ -118,7 +118,7 @@ class Admission(tf.Module):
         step = step_context().step if self.evict_after else tf.zeros([], tf.int64)
         message = tf.concat([ids, occurrences, [step]], 0) if self._server else None  # one, not three
         # A step on a server must have read how many rows are freed before it finds rows.
-        freed = [before for before, count in step_context().start_values.freed.values() if count is self.freed]
+        freed = [] if self.freed is None else step_context().start_values.read_before(self.freed)
         with self._beside_shard(), tf.control_dependencies(freed):
             if message is not None:
                 number = (tf.size(message) - 1) // 2
@@ -139,7 +139,7 @@ class Admission(tf.Module):
             return rows
 
     def read_freed(self) -> tuple[tf.Tensor, tf.Variable] | None:
-        """Reads `freed`, and returns it with its variable, if that is on a server; see `StartValues.freed`."""
+        """Reads `freed`, and returns it with its variable, if that is on a server; else None."""
         with self._beside_shard():
             return (self.freed.read_value(), self.freed) if self.freed is not None and self._server else None
 

@@ -7,7 +7,7 @@ repeated only if they were applied but not yet counted at the failure, as the la
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +17,8 @@ from ...internals.variables import server_device, tf_variable
 from ...metrics.sums import RowSpec
 from ...optimizers.base import Optimizer
 from ...reduction import wire
-from ...step.context import StartValues
 from ..inner_loop import InnerLoop, Programs, StepTrace
+from .pulled import PulledValues, read_progress
 from .worker_feeds import InputStats, LeaseFeed, timestamp_after
 
 COUNT_SCOPE = "count_step"  # names of the ops that count a step; traces identify steps by them
@@ -130,6 +130,7 @@ class Pull:
     Args:
       reduce_dtype: dtype in which values are sent.
       moved: Keras variables that layers may assign, which steps read themselves.
+      tables: the tables that steps update, of which a step first reads how many rows were freed.
     """
 
     def __init__(
@@ -138,8 +139,9 @@ class Pull:
         reduce_dtype: tf.DType,
         optimizers: Sequence[Optimizer] = (),
         moved: Sequence[tf.keras.Variable] = (),
+        tables: Iterable[Any] = (),
     ):
-        self._moved, self._reduce_dtype = moved, reduce_dtype
+        self._moved, self._reduce_dtype, self._tables = moved, reduce_dtype, [*tables]
         floats = [variable for variable in variables if tf_variable(variable).dtype == tf.float32]
         placed = [(server_device(tf_variable(variable)), variable) for variable in floats]
         progressing = [(server_device(optimizer.iterations), optimizer) for optimizer in optimizers]
@@ -159,11 +161,11 @@ class Pull:
             with tf.device(server):
                 handles = [tf_variable(variable).handle for variable in variables]
                 reads = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles]
-                progress = [tf.bitcast(optimizer.read_progress(), tf.float32) for optimizer in optimizers]
+                progress = [tf.bitcast(read_progress(optimizer), tf.float32) for optimizer in optimizers]
                 buckets += layout.join(progress, reads)
         return buckets
 
-    def start_values(self, buckets: Sequence[tf.Tensor]) -> StartValues:
+    def start_values(self, buckets: Sequence[tf.Tensor]) -> PulledValues:
         """Splits `buckets` into the values with which a step computes: of variables, and the optimizers' progress."""
         pairs: list[tuple] = []
         progress: dict[int, tf.Tensor] = {}
@@ -174,7 +176,9 @@ class Pull:
             counts = [tf.bitcast(lanes, tf.float64) for lanes in counts]
             progress.update(zip(map(id, optimizers), counts, strict=True))
             pairs += zip(variables, values, strict=True)
-        return StartValues(variables=pairs, pull=self._again, moved=self._moved, progress=progress)
+        admissions = ((s, a) for table in self._tables for s, a in zip(table.shards, table.admissions, strict=False))
+        freed = {id(shard): read for shard, admission in admissions if (read := admission.read_freed())}
+        return PulledValues(variables=pairs, pull=self._again, moved=self._moved, progress=progress, freed=freed)
 
     def _again(self, variables: Sequence[tf.keras.Variable]) -> Sequence[tuple[tf.keras.Variable, tf.Tensor]]:
         """Reads variables within a step; returns them with their values."""

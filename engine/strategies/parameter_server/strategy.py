@@ -39,6 +39,7 @@ from . import sources
 from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, variable_server
+from .pulled import OnServers, check_added
 from .worker_feeds import (
     CombinedOnWorkers,
     ExternalWorkersFeed,
@@ -277,8 +278,7 @@ class ParameterServer(Strategy):
         )
         self._inventory = inventory = state.trainer.inventory
         for optimizer in inventory.optimizers.values():
-            optimizer.use_locking = True  # updates of different workers don't interleave
-            optimizer.reduce_dtype = state.trainer.reduction.reduce_dtype
+            optimizer.move_to(OnServers(state.trainer.reduction.reduce_dtype))
         for table in inventory.tables.values():
             table.reduce_dtype = state.trainer.reduction.reduce_dtype
         self._runner = StepRunner(state.trainer, counts_ids="GPU" in self.computes_on[0])
@@ -318,16 +318,21 @@ class ParameterServer(Strategy):
         pace = Pace(self.options.steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
         if step == "train":
             reduce_dtype = inventory.trainer.reduction.reduce_dtype
-            pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, inventory.moved_variables)
+            moved, tables = inventory.moved_variables, inventory.tables.values()
+            pull = Pull(inventory.steady_variables, reduce_dtype, optimizers, moved, tables)
 
             def update(batch, number, collect_norm, pulled):
                 return runner.train_batch(batch, number, collect_norm, pull.start_values(pulled))
 
-            checks = StepChecks(state, runner, shares_weights=len(self.cluster.workers) > 1)
+            def check_assigned(graph, contexts):
+                shares_weights = len(self.cluster.workers) > 1
+                check_added(state, graph, contexts[0].start_values if shares_weights else None)
+
+            checks = StepChecks(state, runner, check_assigned=check_assigned)
             counters = self.leases.counters
             return UpdateLoop(self.distribution, update, feed, pull, counters, state=state, pace=pace, checks=checks)
         # A program's own code reads its variables where it uses them.
-        pull = Pull((), tf.float32, optimizers)
+        pull = Pull((), tf.float32, optimizers, tables=inventory.tables.values())
 
         def with_progress(batch, number, collect_norm, pulled):
             with runner.training(number, collect_norm, start_values=pull.start_values(pulled)):

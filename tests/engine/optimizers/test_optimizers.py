@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
-from crankshaft.engine.step.context import StartValues, StepContext
+from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.strategies.parameter_server.pulled import OnServers, PulledValues, read_progress
 from tests.arrays import assert_same
 
 keras = tf.keras.optimizers
@@ -156,14 +157,14 @@ def test_a_keras_object_keeps_its_own_schedule_and_decay():
 @pytest.mark.parametrize("make", [lambda: optimizers.build("sgd", 0.1), lambda: optimizers.KerasOptimizer(keras.SGD())])
 def test_servers_can_have_any_built_optimizer_lock_and_send_16_bits(make):
     optimizer = built(make(), make_variables())
-    optimizer.use_locking, optimizer.reduce_dtype = True, tf.bfloat16
+    optimizer.move_to(OnServers(tf.bfloat16))
     with pytest.raises(AttributeError, match="has no setting locking"):
         optimizer.locking = True
 
 
 def test_servers_refuse_a_rule_whose_workers_would_lose_each_other_s_factors():
     with pytest.raises(ValueError, match="optimizer Nadam has a value of its own"):
-        built(optimizers.build("nadam", 0.1), make_variables()).use_locking = True
+        built(optimizers.build("nadam", 0.1), make_variables()).move_to(OnServers())
 
 
 @pytest.mark.parametrize("option", [{"clipnorm": 1.0}, {"use_ema": True}, {"gradient_accumulation_steps": 2}])
@@ -258,17 +259,18 @@ def test_the_rate_of_the_last_update_is_the_one_that_it_took(kind):
 def test_pulled_progress_serves_one_update_and_others_read_their_own():
     variables = make_variables({"w": (2,)})
     optimizer = built(optimizers.build("sgd", keras.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])), variables)
+    optimizer.move_to(OnServers())
     optimizer.learning_rate_scale.assign(8.0)
     before = variables[0].numpy()
 
     @tf.function
     def step(progress):
-        with StepContext(start_values=StartValues(progress={id(optimizer): progress})):
+        with StepContext(start_values=PulledValues(progress={id(optimizer): progress})):
             tf.cond(progress[0] > 0, lambda: optimizer.apply([tf.ones(2)], variables), lambda: None)
-        with StepContext(start_values=StartValues(progress={id(optimizer): progress})):
+        with StepContext(start_values=PulledValues(progress={id(optimizer): progress})):
             optimizer.apply([tf.ones(2)], variables)
             optimizer.apply([tf.ones(2)], variables)
-        return optimizer.read_progress()
+        return read_progress(optimizer)
 
     # Pulled: after 0 updates, a scale of 0.25. As the variables have it: after 1, of 8.
     progress = step(tf.constant([0.0, 0.25, 0.0], tf.float64))

@@ -12,7 +12,7 @@ from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.strategies.checks import check_added
+from crankshaft.engine.strategies.parameter_server.pulled import check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

@@ -9,9 +9,8 @@ import tensorflow as tf
 from crankshaft import Trainer, Update, make_optimizer, mean, minimize
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
-from crankshaft.engine.step.context import StartValues
 from crankshaft.engine.step.runner import StepRunner
-from crankshaft.engine.strategies.checks import check_added
+from crankshaft.engine.strategies.parameter_server.pulled import PulledValues, check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
@@ -26,7 +25,7 @@ class Pulling:
 
     def __init__(self, made):
         self.made, self.runner = made, StepRunner(made.trainer)
-        self.start_values: StartValues | None = None
+        self.start_values: PulledValues | None = None
         self.step = tf.function(self._step, autograph=False)
 
     def train(self, steps: int) -> None:
@@ -39,7 +38,7 @@ class Pulling:
     def _replica_step(self, number):
         inventory = self.made.trainer.inventory
         pulled = self._read_all(inventory.steady_variables)
-        self.start_values = StartValues(variables=pulled, pull=self._read_all, moved=inventory.moved_variables)
+        self.start_values = PulledValues(variables=pulled, pull=self._read_all, moved=inventory.moved_variables)
         batch = tuple(map(tf.constant, DATA))
         return self.runner.train_batch(batch, number, tf.constant(True), self.start_values)
 

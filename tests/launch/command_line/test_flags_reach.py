@@ -15,6 +15,7 @@ from crankshaft import Trainer, Update, learning_rate, mean
 from crankshaft.engine import optimizers
 from crankshaft.engine.layers import recomputed
 from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.strategies.parameter_server.pulled import OnServers
 from crankshaft.launch.command_line.flags import FLAG_INFO
 
 pytestmark = pytest.mark.thorough
@@ -282,7 +283,7 @@ def test_an_update_that_lacks_a_documented_call_refuses_its_flags(leaves_out, fl
 def test_an_update_on_servers_applies_reduce_dtype_without_a_sum(dtype, is_applied):
     optimizer, weight = optimizers.build("sgd", 0.1), tf.Variable([1.0])
     optimizer.build([weight])
-    optimizer.reduce_dtype = dtype  # as `ParameterServer` sets it, for gradients that are sent
+    optimizer.move_to(OnServers(dtype))  # as `ParameterServer` does, for gradients that are sent
     with StepContext() as step:
         optimizer.apply([tf.constant([1.0])], [weight])
     assert ("Reduction.sum" in step.applied.names) == is_applied

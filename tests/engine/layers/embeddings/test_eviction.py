@@ -12,7 +12,8 @@ from crankshaft.engine.checkpoints import load_weights
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.reduction.local_sgd import LocalSgd
-from crankshaft.engine.step.context import StartValues, StepContext
+from crankshaft.engine.step.context import StepContext
+from crankshaft.engine.strategies.parameter_server.pulled import OnServers, PulledValues
 from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import Pull
 
@@ -175,13 +176,14 @@ def test_an_update_by_a_step_that_began_before_rows_were_freed_is_refused(made, 
     run = made(optimizer=rule, weight_decay=decay)
     table, optimizer = run.trainer.table, run.trainer.optimizer
     (shard,), (assigned,) = table.shards, table.admissions
+    optimizer.move_to(OnServers())
     with StepContext(step=tf.constant(0, tf.int64)):
         rows = table.lookup_rows(tf.constant([7]), admits=True)
     gradient = tf.IndexedSlices(tf.ones([1, 3]), rows, shard.shape)
     variables = [shard, *(slot for slot, _ in slots(run, 0))]
 
     def push(freed: tf.Tensor) -> list[np.ndarray]:
-        start_values = StartValues(freed={id(shard): (freed, assigned.freed)})
+        start_values = PulledValues(freed={id(shard): (freed, assigned.freed)})
         with StepContext(step=tf.constant(0, tf.int64), start_values=start_values):
             optimizer.apply([gradient], [shard])
         return [variable.numpy() for variable in variables]
@@ -218,7 +220,7 @@ def test_what_cannot_begin_again_by_rows_is_refused_before_the_first_step(made):
     ):
         run.loop([], 1)
     shared = made(trainer=ByKeras)
-    shared.trainer.optimizer.use_locking = True  # as on parameter servers
+    shared.trainer.optimizer.move_to(OnServers())
     with pytest.raises(ValueError, match=r"Keras optimizer adagrad\w*: servers can't refuse a late update by it"):
         shared.loop([], 1)
     assert run.state.step == shared.state.step == 0
