@@ -44,13 +44,8 @@ PARTS = {
         *("models/dlrm.py", "models/tabular.py", "models/wide_deep.py"),
     ),
     "shards of a mesh": (
-        *(
-            "engine/layers/parallel/",
-            "engine/mesh/shards.py",
-            "engine/optimizers/in_shards.py",
-            "engine/reduction/on_mesh.py",
-        ),
-        "models/transformer_lm.py",
+        *("engine/layers/parallel/", "engine/mesh/shards.py", "engine/optimizers/in_shards.py"),
+        *("engine/reduction/on_mesh.py", "models/transformer_lm.py"),
     ),
     "Keras's models": (
         *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py"),

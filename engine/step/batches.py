@@ -23,9 +23,7 @@ from .context import step_context
 class Unpacked(NamedTuple):
     """A batch's fields, and the batch as metrics and losses get it, without weights: (features, labels), or features.
 
-    Attributes:
-      unweighted: for metrics and predictions.
-      counted: for losses: labels that are not finite and have weight 0 are 0.
+    In `counted`, which losses get, labels that are not finite and have weight 0 are 0.
     """
 
     features: Any

@@ -364,10 +364,19 @@ def differentiate(
                 tape.watch(list(map(tf_variable, sources)))
             with diagnosis.numbers_out_of_range() as outside:
                 pairs, metrics, _ = losses(batch)
-            if is_whole:  # then the counts of the global batch are known before the backward pass
-                pairs = [_as_one_mean(pair, reduction) if isinstance(pair, SumOfMeans) else pair for pair in pairs]
-            # Within the tape, so that it differentiates the scaled losses.
-            totals = [_scaled_totals(pair, alone) for pair in pairs]
+            totals: list[list[tf.Tensor]] = []  # the scalars whose gradients each loss needs, scaled within the tape
+            for number, pair in enumerate(pairs):
+                if isinstance(pair, SumOfMeans) and is_whole:
+                    # The counts of the global batch are known before the backward pass: one mean, of the same gradient.
+                    ratios = _count_ratios(_counts(pair), reduction)
+                    pairs[number] = pair = Mean(tf.reduce_sum(pair.total[:, 0] * ratios), pair.count)
+                if isinstance(pair, SumOfMeans):
+                    totals.append(tf.unstack(context.scaled(pair.total[:, 0])))
+                    continue
+                total = context.scaled(pair.total)
+                # Without a sum across replicas the mean can be taken before the backward pass, where it is one division
+                # (`Gradients`).
+                totals.append([tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total])
         gradients: list = []
         rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
@@ -408,23 +417,6 @@ def differentiate(
     if any(getattr(variable, "overwrite_with_gradient", False) for group in variables for variable in group):
         summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
     return summed, metrics
-
-
-def _scaled_totals(pair: Mean | SumOfMeans, alone: bool) -> list[tf.Tensor]:
-    """Returns the (scaled) scalars whose gradients a loss needs: its total; of several means that of each.
-
-    Of one mean on one replica, which is `alone`, it is the mean itself, see `Gradients`.
-    """
-    if isinstance(pair, SumOfMeans):
-        return tf.unstack(step_context().scaled(pair.total[:, 0]))
-    total = step_context().scaled(pair.total)
-    # Without a sum across replicas the mean can be taken before the backward pass, where it is one division.
-    return [tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total]
-
-
-def _as_one_mean(pair: SumOfMeans, reduction: Any) -> Mean:
-    """Returns several means of a whole batch as one, with the same gradient in the global batch as their sum."""
-    return Mean(tf.reduce_sum(pair.total[:, 0] * _count_ratios(_counts(pair), reduction)), pair.count)
 
 
 def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:
