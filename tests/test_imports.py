@@ -119,7 +119,6 @@ NOT_YET = {
     "launch/plan/quantify.py": {"the composition of a run"},
     "launch/plan/rehearsal.py": {"the composition of a run"},
     "launch/run/modes/generate.py": {"models"},
-    "launch/run/saved/weights.py": {"shards of a mesh"},
 }
 
 # What reads the command line or the environment: launch's alone.

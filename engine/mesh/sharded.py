@@ -1,13 +1,13 @@
 """Variables sharded over a mesh: which range of the whole a replica holds, as the variable itself says.
 
-Such a variable has the shape of a shard, and carries its `Sharding`. `shards` fills it, and shards its updates.
+Such a variable has the shape of a shard, and carries its `Sharding`. `shards` shards its updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ import tensorflow as tf
 from ..errors import UsageError
 from ..internals.variables import tf_variable, variable_path
 from .layout import DATA, MODEL, Mesh, local_replicas
+
+_PIECE_BYTES = 16 << 20  # piece of a shard whose values are set at once
 
 
 class Box(NamedTuple):
@@ -120,6 +122,32 @@ def local_shards(variable: Any) -> Iterator[tuple[int, tf.Variable]]:
         return
     strategy = variable.distribute_strategy
     yield from zip(local_replicas(strategy), strategy.experimental_local_results(variable), strict=True)
+
+
+def fill(variable: Any, sample: Callable[[Box], tf.Tensor]) -> None:
+    """Fills each replica's shard of a sharded variable, piece by piece; padding is 0.
+
+    Args:
+      variable: carries its sharding.
+      sample: returns the values of any box of the whole, by position alone, so that weights don't depend on the mesh.
+    """
+    sharding = variable_sharding(variable)
+    assert sharding
+    for replica, shard in local_shards(variable):
+        begin, size = sharding.box(replica)
+        row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))
+        rows = max(1, _PIECE_BYTES // row_bytes)
+        with tf.device(shard.device):
+            # Not by a scatter into the variable: after that, each read would copy it.
+            values = tf.raw_ops.Empty(shape=sharding.local_shape, dtype=shard.dtype, init=True)
+            for first in range(0, size[0], rows):
+                count = min(rows, size[0] - first)
+                sampled = sample(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
+                padding = [[0, n - s] for n, s in zip(sharding.local_shape[1:], size[1:], strict=True)]
+                values = tf.raw_ops.InplaceUpdate(
+                    x=values, i=tf.range(first, first + count), v=tf.pad(sampled, [[0, 0], *padding])
+                )
+            shard.assign(values)
 
 
 def size(variable: Any) -> int:

@@ -1,7 +1,6 @@
-"""Shards of variables over a mesh: how they are filled, and how their updates are sharded.
+"""Shards of variables over a mesh (`sharded`): how their updates are sharded.
 
-Such a variable (`sharded`) is made in a strategy's scope with the shape of a shard, and each replica assigns its shard
-its own values. Its slots and its average carry the same `Sharding`, or one split further.
+Such a variable's slots and its average carry the same `Sharding`, or one split further.
 
 Updates are sharded, too (`UpdateShard`): of the replicas that have the same values, each updates one piece.
 ZeRO, stage 1 (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): a replica receives only its piece of the
@@ -12,7 +11,7 @@ replicas with the same values are those along `data` for a variable sharded over
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,36 +19,7 @@ import tensorflow as tf
 from ..internals.variables import tf_variable
 from . import collectives
 from .layout import AXES, DATA, Axis, Mesh
-from .sharded import Box, Sharding, local_shards, variable_sharding
-
-_PIECE_BYTES = 16 << 20  # piece of a shard whose initial values are sampled at once
-
-
-def fill(variable: Any, sample: Callable[[Box], tf.Tensor]) -> None:
-    """Fills each replica's shard of a sharded variable, piece by piece; padding is 0.
-
-    Args:
-      variable: carries its sharding.
-      sample: returns the values of any box of the whole, by position alone, so that weights don't depend on the mesh.
-    """
-    sharding = variable_sharding(variable)
-    assert sharding
-    for replica, shard in local_shards(variable):
-        begin, size = sharding.box(replica)
-        row_bytes = max(1, shard.dtype.size * math.prod(size[1:]))
-        rows = max(1, _PIECE_BYTES // row_bytes)
-        with tf.device(shard.device):
-            # Not by a scatter into the variable: after that, each read would copy it.
-            values = tf.raw_ops.Empty(shape=sharding.local_shape, dtype=shard.dtype, init=True)
-            for first in range(0, size[0], rows):
-                count = min(rows, size[0] - first)
-                sampled = sample(Box((begin[0] + first, *begin[1:]), (count, *size[1:])))
-                padding = [[0, n - s] for n, s in zip(sharding.local_shape[1:], size[1:], strict=True)]
-                values = tf.raw_ops.InplaceUpdate(
-                    x=values, i=tf.range(first, first + count), v=tf.pad(sampled, [[0, 0], *padding])
-                )
-            shard.assign(values)
-
+from .sharded import Sharding, variable_sharding
 
 LEAST_VALUES = 1024  # a smaller variable's update is not sharded: the operations would cost more than its slots
 _GATHERED_BYTES = 4 << 20  # gathered at once, approximately

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
-from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
 from crankshaft.engine.strategies import WorkerTask
@@ -52,7 +52,7 @@ def main(folder: str) -> None:
     with strategy.scope():
         table, copy = tf.Variable(tf.zeros(sharding.local_shape)), tf.Variable(5.0)
     sharded.mark(table, sharding)
-    shards.fill(table, whole)
+    sharded.fill(table, whole)
     state = tf.train.Checkpoint(table=table, copy=copy)
     writer = WritingProcess(task.worker, "attempt", TIMEOUT_SECONDS)
     checkpoints = Checkpoints(folder, state, keep=None, about={}, writer=writer)

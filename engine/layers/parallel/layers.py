@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ...internals import keras
-from ...mesh import sharded, shards
+from ...mesh import sharded
 from ...mesh.layout import MODEL, Mesh, current_mesh
 from ...mesh.sharded import Box, Sharding
 from ...step.diagnosis import note_ids, note_labels
@@ -318,7 +318,7 @@ def add_weight(
         weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if normal else initial)
         sharded.mark(weight, sharding)
         if normal:
-            shards.fill(weight, normal.sample)
+            sharded.fill(weight, normal.sample)
     return weight
 
 

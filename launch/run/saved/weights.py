@@ -22,7 +22,7 @@ from ....engine.errors import CheckpointError, reason
 from ....engine.hooks import numerics
 from ....engine.hooks.sync_check import hashes
 from ....engine.internals import variables
-from ....engine.mesh import sharded, shards
+from ....engine.mesh import sharded
 from ....engine.optimizers.averaging import Averaged, WeightAverage
 from ....engine.trainer import Trainer
 from ....input import data_json
@@ -140,7 +140,7 @@ def _load_keras_file(run: BaseRun, source: str) -> int:
     count = load_keras_weights(source, whole)
     for variable, theirs in zip(model.variables, whole.variables, strict=True):
         if sharded.variable_sharding(variable):
-            shards.fill(variable, lambda box: theirs.value[box.slices])  # noqa: B023
+            sharded.fill(variable, lambda box: theirs.value[box.slices])  # noqa: B023
         else:
             variable.assign(theirs)
     return count
@@ -256,7 +256,7 @@ def _assign(run: BaseRun, pairs: Sequence[tuple[Any, np.ndarray]]) -> None:
     for variable, value in pairs:
         for target in [variable, *shadows.get(id(variable), ())]:
             if sharded.variable_sharding(target):
-                shards.fill(target, lambda box: value[box.slices])  # noqa: B023
+                sharded.fill(target, lambda box: value[box.slices])  # noqa: B023
             else:
                 target.assign(value)
     if run.checkpoints:

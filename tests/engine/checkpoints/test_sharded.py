@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
 from crankshaft.engine.errors import CheckpointError
-from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
 
@@ -46,7 +46,7 @@ class State:
         for name, variable in self.variables.items():
             whole = self._whole(name, factor)
             if sharded.variable_sharding(variable):
-                shards.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
+                sharded.fill(variable, lambda box, whole=whole: tf.constant(whole[box.slices]))
             else:
                 variable.assign(whole)
 
@@ -158,7 +158,7 @@ def test_writing_shares_the_memory_of_shards(distribution, width):
     with distribution(2).scope():
         variable = tf.Variable(tf.zeros(sharding.local_shape))
     sharded.mark(variable, sharding)
-    shards.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
+    sharded.fill(variable, lambda box: tf.ones(box.size))  # replicas share zeros
     (found,) = entries_of(tf.train.Checkpoint(variable=variable))
     memory = [
         range(at := _address(shard.read_value()), at + 64 * width * 4) for _, shard in sharded.local_shards(variable)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.sharded import Sharding
 
 
@@ -107,7 +107,7 @@ def test_a_variable_is_filled_by_position_on_any_mesh(meshes):
             with strategy.scope():
                 variable = tf.Variable(tf.zeros(sharding.local_shape))
             sharded.mark(variable, sharding)
-            shards.fill(variable, lambda box: tf.constant(whole[box.slices]))
+            sharded.fill(variable, lambda box: tf.constant(whole[box.slices]))
             for replica, shard in sharded.local_shards(variable):
                 box = sharding.box(replica)
                 held = shard.numpy()[tuple(slice(0, n) for n in box.size)]
@@ -122,7 +122,7 @@ def test_a_filled_variable_is_read_without_a_copy(meshes):
     with strategy.scope():
         variable = tf.Variable(tf.zeros(sharding.local_shape))
     sharded.mark(variable, sharding)
-    shards.fill(variable, lambda box: tf.ones(box.size))
+    sharded.fill(variable, lambda box: tf.ones(box.size))
     for _, shard in sharded.local_shards(variable):
         reads = [shard.read_value() for _ in range(2)]
         first, second = (np.asarray(each).__array_interface__["data"] for each in reads)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine.layers.parallel import Attention, current_mesh
-from crankshaft.engine.mesh import sharded, shards
+from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.sharded import Sharding
 from tests.engine.trainers import Squares
 
@@ -29,7 +29,7 @@ class Block(tf.keras.layers.Layer):
             weight = self.add_weight(shape=sharding.local_shape, initializer="zeros", name=name)
             values = np.random.default_rng(seed).normal(size=whole).astype(np.float32)
             sharded.mark(weight, sharding)
-            shards.fill(weight.value, lambda box, values=values: tf.constant(values[box.slices]))
+            sharded.fill(weight.value, lambda box, values=values: tf.constant(values[box.slices]))
             setattr(self, name, weight)
         self.bias = self.add_weight(shape=(WIDTH,), initializer="zeros", name="bias")
         self.built = True
@@ -93,6 +93,6 @@ def test_heads_on_different_replicas_drop_by_samples_of_their_own(bench):
     kernel, join = rng.normal(size=(WIDTH, 6)), rng.normal(size=(2, WIDTH))
     wholes = np.concatenate([kernel, kernel], 1), np.concatenate([join, -join], 0)
     for variable, whole in zip(made.trainer.model.trainable_variables, wholes, strict=True):
-        shards.fill(variable.value, lambda box, whole=whole: tf.constant(whole[box.slices], tf.float32))
+        sharded.fill(variable.value, lambda box, whole=whole: tf.constant(whole[box.slices], tf.float32))
     assert made.strategy.evaluate().values()["loss"][0] < 1e-3  # rounding
     assert made.train(1)["loss"][0] > 10
