@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Trainer
+from crankshaft.engine.inventory import Inventory
 from crankshaft.launch.run.saved import architecture
 
 K, L = tf.keras, tf.keras.layers
@@ -21,6 +22,7 @@ class Of(Trainer):
     def __init__(self, model, **others):
         self.model = model
         vars(self).update(others)
+        self.inventory = Inventory(self)  # as `prepare` sets it
 
 
 class Scaled(L.Layer):
