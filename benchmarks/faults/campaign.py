@@ -42,6 +42,8 @@ class Scenario:
         files = files or any(row.files for row in chosen)
         precision = "float32" if strategy == "hosts" else precision
         settings = Settings(strategy, files, shards and strategy in ("two_workers", "hosts"), precision)
+        if strategy == "program":
+            settings = Settings(strategy, False, False, "float32", program=seed)
         injections = [sample(rng, row, TASKS[strategy], STEPS) for row in chosen]
         return cls(seed, settings, tuple(sorted(injections, key=lambda each: each.step)))
 

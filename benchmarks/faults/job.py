@@ -42,6 +42,7 @@ TASKS = {
     "mesh": ("worker 0", "worker 1"),
     "servers": ("chief", "worker 0", "worker 1", "ps 0", "ps 1"),
     "hosts": ("worker 0", "worker 1"),
+    "program": ("worker 0",),
 }
 STRATEGIES = tuple(TASKS)
 _LOCAL = {
@@ -49,6 +50,7 @@ _LOCAL = {
     "two_workers": ("--workers=2",),
     "mesh": ("--workers=2",),
     "servers": ("--workers=2", "--ps=2"),
+    "program": (),
 }
 # With `hosts`: each task is a command of its own, an agent, and one of them may train alone for a while.
 _ELASTIC = ("--strategy=multi_worker", "--max_restarts=9", "--min_workers=1", "--cluster_timeout_seconds=4")
@@ -60,12 +62,17 @@ class JobFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What a job trains with, apart from its faults."""
+    """What a job trains with, apart from its faults.
+
+    Attributes:
+      program: the seed of a program of `benchmarks.programs`; None is the model that a mesh can shard.
+    """
 
     strategy: str
     files: bool
     shard_optimizer: bool
     precision: str
+    program: int | None = None
 
     @property
     def chiefs(self) -> tuple[str, ...]:
@@ -169,7 +176,8 @@ class Job:
         if settings.shard_optimizer:
             flags += ["--shard_optimizer"]
         several = f"--cluster_timeout_seconds={CLUSTER_TIMEOUT_SECONDS}"
-        own = {"one_device": ["--strategy=one_device"], "mesh": ["--mesh=model:2", several], "hosts": _ELASTIC}
+        alone = ["--strategy=one_device"]
+        own = {"one_device": alone, "program": alone, "mesh": ["--mesh=model:2", several], "hosts": _ELASTIC}
         return [*flags, *own.get(settings.strategy, [several])]
 
     def processes(self, target: str) -> list[int]:

@@ -26,6 +26,7 @@ SYNCHRONOUS = ("one_device", "two_workers", "mesh")
 SEVERAL = ("two_workers", "mesh", "servers")
 ALL = ("one_device", *SEVERAL)
 ELASTIC = ("hosts",)
+DRAWN = ("program",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,7 +246,7 @@ _LINK = {"targets": ("host",), "strategies": SEVERAL, "seconds": (1, 8), "lacks"
 _DISK = {"targets": ("host",), "seconds": (0.5, 4), "leaves_gaps": True, "lacks": machine.enter}
 _DATA = {"targets": ("host",), "ends": True, "seconds": (4, 8), "files": True}
 _ROWS = [
-    Fault("SIGKILL", send(signal.SIGKILL), _ANY, (*ALL, *ELASTIC)),
+    Fault("SIGKILL", send(signal.SIGKILL), _ANY, (*ALL, *ELASTIC, *DRAWN)),
     Fault("SIGTERM", send(signal.SIGTERM), _ANY, (*ALL, *ELASTIC)),
     Fault("SIGHUP", send(signal.SIGHUP), _ANY, (*ALL, *ELASTIC)),
     Fault("SIGSTOP for seconds", stop, _ANY, (*ALL, *ELASTIC), seconds=(0.5, 4)),

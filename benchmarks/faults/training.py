@@ -25,6 +25,8 @@ import crankshaft
 from crankshaft.engine.hooks import Hook
 from crankshaft.engine.layers import parallel
 
+from ..programs.grammar import program_from_seed
+from ..programs.text import script
 from .table import FAULTS, NAN, Injection
 
 NOTED_EVERY_STEPS = 4
@@ -100,6 +102,16 @@ class Faults(Hook):
         time.sleep(self._pace_seconds)
 
 
+def program(seed: int):
+    """Returns the trainer class and the data of a drawn program, on as many examples as the other jobs have."""
+    path = NOTES.folder / "program.py"  # from which AutoGraph reads the source
+    path.write_text(script(program_from_seed(seed, ("trainer",), ("parts",)), {}), encoding="utf-8")
+    scope = {"__name__": "program"}
+    exec(compile(path.read_text("utf-8"), str(path), "exec"), scope)
+    splits = [scope["form"](scope["arrays"](first, n), "arrays") for first, n in ((0, EXAMPLES), (1, 200))]
+    return scope["trainer"]("", False), tuple(splits)
+
+
 def is_inside(injection: Injection) -> bool:
     """Returns whether a fault happens in this process."""
     return FAULTS[injection.fault].inside and injection.target == task_name()
@@ -118,5 +130,7 @@ if __name__ == "__main__":
     is_elastic = plan["strategy"] == "hosts"
     if is_elastic:
         trainer_class.dropout = 0.0  # a replica's masks are its own: with fewer workers they are others
+    if plan["program"] is not None:
+        trainer_class, data = program(plan["program"])
     pace_seconds = _ELASTIC_PACE_SECONDS if is_elastic else _PACE_SECONDS
     crankshaft.main(trainer_class, data=data, hooks=[Faults(NOTES, injections, pace_seconds)])
