@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,8 +75,7 @@ def judge(program: dict, children: Children) -> Result:
 
 def shrunk(program: dict, children: Children) -> dict:
     """Returns the simplest program found whose relation fails too, by trying each choice's simplest value."""
-    tries = 0
-    changed = True
+    tries, changed = 0, True
     while changed:
         changed = False
         for simpler in _simpler(program):
@@ -128,14 +126,15 @@ def summary(results: list[Result]) -> str:
 
 
 def _judge_all(programs: list[dict], folder: Path, jobs: int, timeout_seconds: float) -> Iterator[Result]:
-    """Yields results as they come, of some programs at once, each thread with processes of its own."""
-    local, made = threading.local(), list[Children]()
+    """Yields results as they come, of some programs at once, each in processes of its own."""
+    idle = [Children(Path(tempfile.mkdtemp(dir=folder)), timeout_seconds) for _ in range(jobs)]
 
     def judge_here(program: dict) -> Result:
-        if not hasattr(local, "children"):
-            local.children = Children(Path(tempfile.mkdtemp(dir=folder)), timeout_seconds)
-            made.append(local.children)
-        return judge(program, local.children)
+        children = idle.pop()
+        try:
+            return judge(program, children)
+        finally:
+            idle.append(children)
 
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         try:
@@ -143,7 +142,7 @@ def _judge_all(programs: list[dict], folder: Path, jobs: int, timeout_seconds: f
                 yield done.result()
         finally:
             pool.shutdown(cancel_futures=True)
-            for children in made:
+            for children in idle:
                 children.close()
 
 

@@ -63,8 +63,7 @@ class Children:
         else:
             template = self._template()
             job = {"path": str(path), "how": how, "timeout_seconds": self._timeout_seconds}
-            template.stdin.write(json.dumps(job) + "\n")
-            template.stdin.flush()
+            print(json.dumps(job), file=template.stdin, flush=True)
             if not (answer := template.stdout.readline()):
                 raise RuntimeError("a process from which programs are forked has ended")
             done = json.loads(answer)

@@ -70,16 +70,11 @@ NORMS = ("batch_norm", "synced_norm")
 _NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
 RELATIONS: dict[str, Relation] = {
     "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, norms=NORMS),
-    "replicas": Relation(
-        3, _replicas, norms=("synced_norm",), ignores=("optimizer/",),
-    ),
+    "replicas": Relation(3, _replicas, norms=("synced_norm",), ignores=("optimizer/",)),
     "parts": Relation(
-        3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",),
-        ignores=("history/", "calls"),
+        3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",), ignores=("history/", "calls"),
     ),
-    "forms": Relation(
-        2, _forms, tolerance=0.0, norms=NORMS, forbids=("data", "validation", "class_weight", "again"),
-    ),
+    "forms": Relation(2, _forms, tolerance=0.0, norms=NORMS, forbids=("data", "validation", "class_weight", "again")),
     "left out": Relation(
         1, lambda _: {"left out": {"kind": "left_out"}, "of weight 0": {"kind": "zero"}}, ("trainer",),
         one_batch=True, forbids=_NO_WEIGHTS,
@@ -101,12 +96,9 @@ RELATIONS: dict[str, Relation] = {
         ignores=("history/", "metrics/"),
     ),
     "two runs": Relation(
-        1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True,
-        norms=NORMS,
+        1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True, norms=NORMS,
     ),
-    "saved": Relation(
-        1, _saved, norms=NORMS, forbids=("data", "again"),
-    ),
+    "saved": Relation(1, _saved, norms=NORMS, forbids=("data", "again")),
     "workers": Relation(
         0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
         {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"), ignores=("optimizer/",),

@@ -145,9 +145,9 @@ def script(program: dict, sides: dict[str, dict]) -> str:
              f"{program['epochs']}"]  # fmt: skip
     parts = ["\n".join(head), *classes, _data(program), _model(program)]
     if kind == "trainer":
-        parts += [_trainer(program), _oracle(program), _trainer_values(program)]
+        parts += [_FORMS, _trainer(program), _oracle(program), _trainer_values(program)]
     else:
-        parts.append(_compiled_values(program))
+        parts += [_FORMS, _compiled_values(program)]
     return "\n\n\n".join(part.strip("\n") for part in [*parts, _MAIN]) + "\n"
 
 
@@ -198,10 +198,9 @@ def _model(program: dict) -> str:
     lines.append("h = layers.Concatenate()(vectors) if len(vectors) > 1 else vectors[0]")
     for each in program["trunk"]:
         lines += TRUNK[each]
-    heads = []
-    for name, kind in zip(_output_names(program), program["outputs"], strict=True):
+    heads = _output_names(program)
+    for name, kind in zip(heads, program["outputs"], strict=True):
         lines.append(f"{name} = {OUTPUTS[kind][0][:-1]}, name=prefix + {name!r})(h)")
-        heads.append(name)
     inputs = _structure(_names(program), _names(program), program["input_form"])
     outputs = _structure(heads, heads, program["output_form"])
     body = "\n    ".join(lines)
@@ -242,16 +241,14 @@ class Wrapped(keras.Model):
         compiled.append(f"loss_weights={weights.translate(str.maketrans('()', '[]'))}")
     if program["steps_per_execution"] > 1:
         compiled.append(f"steps_per_execution={program['steps_per_execution']}")
-    return (
-        text
-        + f"""
+    text += f"""
 
 def model(prefix=""):
     made = {made}
     made.compile({", ".join(compiled)})
     return made
 """
-    )
+    return text
 
 
 def _optimizer(program: dict) -> str:
@@ -418,10 +415,7 @@ def _compiled_values(program: dict) -> str:
     if program["validation"] == "split":
         how.append("validation_split=0.3")
     validation = "how['validation_data'] = called(arrays(1, 7))" if program["validation"] == "data" else "pass"
-    return (
-        _FORMS
-        + f"""
-
+    return f"""
 def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before=False, predicts="run", oracle=False):
     \"\"\"Trains on one side of the relation; returns all that it leaves, by name.\"\"\"
     if before:
@@ -488,14 +482,15 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
     found |= {{f"predicted/{{i}}": each for i, each in enumerate(keras.tree.flatten(predicted))}}
     return {{name: np.array(value) for name, value in found.items()}}
 """
-    )
 
 
 def _trainer(program: dict) -> str:
     names = _output_names(program)
+    flat = sorted(names) if program["output_form"] == "dict" else names  # as keras.tree flattens them
     losses = [
         f"{name!r}: {OUTPUTS[kind][4].replace('labels', f'labels[{i}]').replace('outputs', f'outputs[{i}]')}"
-        for i, (name, kind) in enumerate(zip(names, program["outputs"], strict=True))
+        for name, kind in zip(names, program["outputs"], strict=True)
+        if (i := flat.index(name)) >= 0
     ]
     masks = program["loss_form"] == "masked"
     return f"""
@@ -509,8 +504,8 @@ def losses(outputs, labels):
     values = {{{", ".join(losses)}}}
     counts = {{name: tf.ones_like(each) for name, each in values.items()}}
     if {masks}:  # the first output's examples without a label, which differ in number from batch to batch
-        sizes = tf.reduce_sum(tf.abs(tf.reshape(tf.cast(labels[0], "float32"), [tf.shape(labels[0])[0], -1])), -1)
-        counts[{names[0]!r}] = tf.cast(sizes > 0.5, "float32")
+        first = tf.reshape(tf.cast(labels[0], "float32"), [tf.shape(labels[0])[0], -1])[:, 0]
+        counts[{flat[0]!r}] = tf.cast(tf.abs(first) > 0.5, "float32")
     return values, counts
 
 
@@ -618,10 +613,7 @@ def _trainer_values(program: dict) -> str:
         flags["shuffle_buffer"] = "0"
     given = ", ".join(f"{name}={value}" for name, value in flags.items())
     frozen = _output_names(program)[0]
-    return (
-        _FORMS
-        + f"""
-
+    return f"""
 def trainer(prefix, multiplier):
     class Mine(crankshaft.Trainer):
         def build_model(self):
@@ -694,7 +686,6 @@ def values(flags=None, data={program["data"]!r}, stops=(), parts=(), between=(),
         found |= {{f"predicted/{{i}}": each for i, each in enumerate(keras.tree.flatten(predicted))}}
     return {{name: np.array(value) for name, value in found.items()}}
 """
-    )
 
 
 _MAIN = """
