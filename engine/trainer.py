@@ -50,7 +50,6 @@ class Trainer(tf.Module):
     predictions_memory_mb = 1024
     needs_labels = needs_classes = False
     logits_kind: str | None = None
-    inventory: Inventory
 
     def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
