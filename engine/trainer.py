@@ -6,7 +6,6 @@ The methods up to `build` run once on the host, in the strategy's scope; the ste
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,9 +24,10 @@ from .step import batches, diagnosis
 from .step.context import TracedLoss, step_context
 from .step.gradients import BatchLosses, Gradients, Update, differentiate
 from .step.options import RunContext
+from .traits import Traits
 
 
-class Trainer(tf.Module):
+class Trainer(Traits, tf.Module):
     """A model, its loss, its optimizer and one training step.
 
     Override `build_model` and `loss`; the rest as needed. Models, layers, optimizers and variables in its attributes,
@@ -37,50 +37,19 @@ class Trainer(tf.Module):
       run_context: the run's options, the number of classes, and a batch of one example.
       reduction: the sums across replicas.
 
-    A class may set
-      predictions_memory_mb: MiB of predictions kept in memory for `compute_metrics`; more are in temporary files.
-      needs_labels, needs_classes: whether data must have labels; and the number of classes, with features in one array.
-      logits_kind: which logits `forward` outputs, "clicks" or "classes", by which predictions are described.
+    A class may set `predictions_memory_mb`: MiB of predictions kept in memory for `compute_metrics`; more are in
+    temporary files.
 
-    After `build` the engine sets `inventory`, the objects in the attributes.
+    What a run asks besides, such as whether data must have labels, is `Traits`, as is `inventory`, which is set after
+    `build`.
     """
 
     run_context = RunContext()
     reduction = Reduction()
     predictions_memory_mb = 1024
-    needs_labels = needs_classes = False
-    logits_kind: str | None = None
 
     def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
-
-    # -- where the model comes from: `build_model` makes it; a compiled Keras model's trainer has other answers --------
-
-    is_built = False  # whether the model exists before the run, which trains it, or a copy of it
-    default_policy: tf.keras.DTypePolicy | None = None  # by which the program makes layers; None: the run's
-    wants_jit = False  # whether the model asks for steps that XLA compiles
-    compile_values: Mapping[str, Any] = {}  # what the program has decided of the step, for checkpoints
-    compiled_variables: Sequence[tf.keras.Variable] = ()  # of an optimizer that trains a copy of the model further
-
-    @classmethod
-    def trains_in_place(cls, distribution: tf.distribute.Strategy) -> bool:
-        """Returns whether a model that comes from elsewhere is trained itself, and not a copy of it."""
-        return False
-
-    @classmethod
-    def find_classes(cls, split: Any, **arguments: Any) -> int | None:
-        """Returns the number of classes of a split whose data does not say it, of a trainer with these arguments."""
-        return None
-
-    def check_compatible(
-        self, checkpoint: str, arguments: Mapping[str, Any], vocabulary: Mapping[str, int] | None = None
-    ) -> None:
-        """Raises `UsageError` if a checkpoint's weights would have another meaning in this trainer.
-
-        Args:
-          arguments: the `model_arg`s of the trainer that wrote it.
-          vocabulary: that of its data; None where the data is known to be the same.
-        """
 
     # -- to override --------------------------------------------------------------------------------------------------
 

@@ -165,6 +165,14 @@ def test_a_trained_variable_that_no_attribute_holds_is_refused(bench):
         made.train(1)
 
 
+@pytest.mark.parametrize("name", ["inventory", "reduction", "run_context"])
+def test_an_attribute_with_a_name_that_the_engine_sets_is_refused(bench, name):
+    mine = Linear()
+    setattr(mine, name, {"items": 3})
+    with pytest.raises(UsageError, match=rf"Linear\.{name} is of .*; give yours another name"):
+        bench(mine, (np.ones((4, 3), np.float32), np.zeros(4, np.float32)), 4)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_loss_and_metrics_get_outputs_in_float32(bench, precision):
     class Precise(Linear):
