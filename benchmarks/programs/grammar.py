@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from .relations import NORMS, RELATIONS
 from .text import CALLBACKS, ENCODERS, ONE_STEP_OPTIMIZERS, OUTPUTS, TRUNK
 
-PENALTIES = {"penalty", "activity", "adds_loss"}
-SAMPLING = {"dropout", "noise"}
+PENALTIES, SAMPLING = {"penalty", "activity", "adds_loss"}, {"dropout", "noise"}
 
 
 class _Choice(NamedTuple):

@@ -5,8 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from benchmarks.programs.__main__ import judge
+from benchmarks.programs.children import Outcome
 from benchmarks.programs.grammar import CHOICES, program_from_seed, simplest, valid
 from benchmarks.programs.relations import RELATIONS
 from benchmarks.programs.text import script
@@ -30,6 +33,29 @@ def test_choices_that_are_simplified_stay_a_program():
             simpler = valid({**program, name: value})
             assert simpler == valid(simpler)
             assert simpler.keys() == {"seed", *CHOICES}
+
+
+class Given:
+    """Children that return given values by side."""
+
+    def __init__(self, *sides):
+        self._sides = iter(sides)
+
+    def run(self, script, how):
+        return Outcome("values", "", {name: np.array(value) for name, value in next(self._sides).items()})
+
+
+def test_a_documented_difference_is_counted_and_any_other_is_wrong():
+    program = valid({**program_from_seed(2), "outputs": ["huber", "values"], "callbacks": [], "optimizer": "sgd"})
+    values = {"history/huber_0_loss": [1.0], "weights/0": [1.0]}
+    for other, outcome in (
+        ({}, "right"),
+        ({"history/huber_0_loss": [2.0]}, "documented"),
+        ({"weights/0": [2.0]}, "wrong"),
+    ):
+        assert judge(program, Given(values, {**values, **other}))["outcome"] == outcome
+    one = valid({**program, "outputs": ["huber"]})
+    assert judge(one, Given(values, {**values, "history/huber_0_loss": [2.0]})).is_wrong
 
 
 @pytest.mark.parametrize("seeds", ["31,48,83,186,261,377", pytest.param("0:60", marks=pytest.mark.thorough)])
