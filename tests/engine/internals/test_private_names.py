@@ -170,7 +170,8 @@ def foreign(path: pathlib.Path) -> set[str]:
             is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
             names |= set() if is_own else {node.attr}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("_"):
-            names |= {node.value} if node.value.isidentifier() and not node.value.startswith("__") else set()
+            is_name = node.value.isidentifier() and node.value.strip("_") and not node.value.startswith("__")
+            names |= {node.value} if is_name else set()
     return names
 
 
