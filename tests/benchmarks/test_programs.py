@@ -58,7 +58,14 @@ def test_a_documented_difference_is_counted_and_any_other_is_wrong():
     assert judge(one, Given(values, {**values, "history/huber_0_loss": [2.0]})).is_wrong
 
 
-@pytest.mark.parametrize("seeds", ["31,48,83,186,261,377", pytest.param("0:60", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        "31,48,83,186,261,377",
+        pytest.param("0:22", marks=pytest.mark.thorough),
+        pytest.param("22:60", marks=pytest.mark.slow),
+    ],
+)
 def test_programs_fulfil_their_relations(seeds):
     command = [sys.executable, "-m", "benchmarks.programs", f"--seeds={seeds}", "--no-shrink", "--jobs=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
