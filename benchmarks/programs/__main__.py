@@ -26,8 +26,7 @@ from .grammar import elements, program_from_seed, simplest, valid
 from .relations import RELATIONS, difference
 from .text import ONE_STEP_OPTIMIZERS, script
 
-_WRONG = ("wrong", "failed", "crashed", "hung")
-_MOST_TRIES = 60  # of a shrinking
+_WRONG, _MOST_TRIES = ("wrong", "failed", "crashed", "hung"), 60  # tries of a shrinking
 # Differences from Keras's `fit` that docs/keras.md documents: the names of values that differ, and in which programs.
 DOCUMENTED = [
     ("a row that occurs twice has one gradient", ".",
@@ -184,7 +183,7 @@ def main() -> int:
                     file.write(json.dumps(result) + "\n")
         if args.shrink:
             children = Children(Path(folder), args.timeout_seconds)
-            for result in filter(lambda each: each.is_wrong, results):
+            for result in (each for each in results if each.is_wrong):
                 program = shrunk(result["program"], children)
                 print(script(program, RELATIONS[program["relation"]].sides(program)), flush=True)
             children.close()

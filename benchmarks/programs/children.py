@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-_POLL_SECONDS = 0.01
 
 
 class Outcome(NamedTuple):
@@ -190,7 +189,7 @@ def _wait(child: int, job: dict) -> dict:
         if os.waitpid(child, os.WNOHANG)[0]:
             answer = Path(job["path"]).with_suffix(".json")
             return json.loads(answer.read_text("utf-8")) if answer.exists() else {"kind": "crashed", "line": ""}
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.01)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)

@@ -135,6 +135,10 @@ def valid(program: dict) -> dict:
         drop("shuffle")
     p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
     drop(*relation.forbids)
+    if p["relation"] == "replicas":  # which refuse others, by a line
+        p["batch"] += -p["batch"] % 6
+        p["examples"] = max(p["examples"], p["batch"] if p["data"] != "arrays" else 1)
+        p["trunk"] = [each for each in p["trunk"] if each not in PENALTIES or "synced_norm" not in p["trunk"]]
     if relation.one_batch:
         p["batch"] = max(p["batch"], p["examples"], 2)
     if p["data"] != "arrays":

@@ -74,7 +74,7 @@ RELATIONS: dict[str, Relation] = {
     "parts": Relation(
         3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",), ignores=("history/", "calls"),
     ),
-    "forms": Relation(2, _forms, tolerance=0.0, norms=NORMS, forbids=("data", "validation", "class_weight", "again")),
+    "forms": Relation(2, _forms, tolerance=1e-6, norms=NORMS, forbids=("data", "validation", "class_weight", "again")),
     "left out": Relation(
         1, lambda _: {"left out": {"kind": "left_out"}, "of weight 0": {"kind": "zero"}}, ("trainer",),
         one_batch=True, forbids=_NO_WEIGHTS,

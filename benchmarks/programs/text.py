@@ -421,7 +421,6 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
     if before:
         values()
     flags, prefix = {{"jit": {program["jit"]!r}, **(flags or {{}})}}, "z_" if renamed else ""
-    # On replicas the strategy must exist before the model and the data do: both are passed as functions.
     replicated = "strategy" in flags
     called = (lambda value: lambda: value) if replicated else lambda value: value
     how = dict({", ".join(how)})
@@ -434,12 +433,11 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
         how["steps_per_epoch"] = -(-EXAMPLES // BATCH)
 
     def given(seed):
-        # Of an unknown length Keras makes one more update, of no batch, as each epoch ends.
-        known = {{"unknown_length": "dataset"}} if oracle else {{}}
+        known = {{"unknown_length": "dataset"}} if oracle else {{}}  # of that Keras makes one more update, of no batch
+        if replicated:
+            return {{"x": lambda: form(arrays(seed, EXAMPLES), data)}}
         examples = form(arrays(seed, EXAMPLES), known.get(data, data))
-        if replicated or not isinstance(examples, tuple):
-            return {{"x": called(examples)}}
-        return dict(zip(("x", "y", "sample_weight"), examples))
+        return dict(zip(("x", "y", "sample_weight"), examples if isinstance(examples, tuple) else [examples]))
 
     test = tuple(each for each in arrays(2, 9) if each is not None)
     callbacks, folder = {callbacks}, tempfile.mkdtemp()

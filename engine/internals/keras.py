@@ -89,7 +89,7 @@ def unnumbered(name: str, parts: Iterable[Any]) -> str:
     """Returns a name without the numbers in a process that Keras has given to some of its parts, layers or metrics."""
     for part in parts:
         alone = re.sub(r"_\d+$", "", part.name)
-        if alone != part.name and alone.replace("_", "") == type(part).__name__.lower():
+        if alone != part.name and re.sub("[_]", "", alone) == type(part).__name__.lower():
             name = re.sub(rf"(?<![^_]){re.escape(part.name)}(?![^_])", alone, name)
     return name
 
