@@ -41,8 +41,8 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         from .reduction.on_mesh import OnMesh  # few runs have shards
 
         reduction = OnMesh(reduction.reduce_dtype, reduction.bucket_bytes)
-    ours = {"run_context": RunContext, "reduction": Reduction, "inventory": (Inventory, type(None))}
-    for name, kinds in ours.items():
+    ours = (("run_context", (RunContext,)), ("reduction", (Reduction,)), ("inventory", (Inventory, type(None))))
+    for name, kinds in ours:
         if not isinstance(value := getattr(trainer, name, None), kinds):
             raise UsageError(
                 f"{type(trainer).__name__}.{name} is of {type(value).__name__}, and the engine sets this attribute; "
