@@ -224,7 +224,7 @@ def test_a_window_goes_on_after_a_restart_and_a_batch_of_nothing_counts_for_noth
     window = Sums()
     window.add(sums(*batches[0]))
     again = Sums(window.host_state())
-    assert again.means() == {"precision": 0.5}  # the saved value: no step has told which metric it is
+    assert again.means() == {"precision": 0.5}  # the saved value, until a step names the metric
     again.add(sums(*batches[1]))
     for batch in batches:
         keras.update_state(*batch)
