@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from crankshaft.engine.data.feeds.feed import CallInput
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
+from crankshaft.engine.strategies import ClusterAddresses
 from crankshaft.engine.strategies.parameter_server.coordinator import (
-    ClusterAddresses,
     Leases,
     lease_seconds,
     lease_steps,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .metrics.sums import LazyMerge, LoopSums, Sums
 
 if TYPE_CHECKING:
-    from .strategies.workers import WorkerRows
+    from .strategies.loop_result import WorkerRows
 
 
 class Segment(NamedTuple):
@@ -265,7 +265,7 @@ def unused(name: str, names: Iterable[str]) -> str:
 
 
 class _Rows(LazyMerge[list[dict[str, float]]]):
-    """The rows of workers' figures at the end of calls (`engine.strategies.workers.WorkerRows`), summed by worker."""
+    """The rows of workers' figures at the end of calls (`WorkerRows`), summed by worker."""
 
     def figures(self) -> list[dict[str, float]]:
         """Returns `Totals.workers`."""

@@ -27,6 +27,7 @@ from .cluster import children, listeners, resources, restarts
 from .cluster.supervisor import Supervisor, TaskSpec
 from .cluster.tasks import SECRET
 from .command_line import command_flags, parsing
+from .command_line.config import visible_gpus
 from .command_line.rules import Boolean, Integer, Number, flag
 from .failures import UsageError, print_line
 
@@ -121,7 +122,7 @@ def main(argv: list[str]) -> int:
     }
     allows_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # https://no-color.org
     supervisor = Supervisor(
-        task_specs(job, os.environ, None if command.names_gpus else resources.visible_gpus(os.environ)),
+        task_specs(job, os.environ, None if command.names_gpus else visible_gpus(os.environ)),
         [sys.executable, *command.start, *command.arguments, f"--strategy={job.strategy}"],
         command.rest,
         rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),

@@ -97,9 +97,9 @@ COMPOSING = {
     "engine/build.py": {"shards of a mesh"},
     "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
-    "launch/command_line/checks.py": {"clusters", "launchers"},
+    "launch/command_line/checks.py": {"clusters"},
     "launch/command_line/registry.py": {"Keras's models"},
-    "launch/run/building.py": {"Keras's models", "parameter servers"},
+    "launch/run/building.py": {"Keras's models"},
     "launch/run/hooks.py": {
         "Keras's models",
         "TensorBoard",

@@ -3,7 +3,7 @@
 Only the compiled steps run elsewhere: on the replicas, or with parameter servers on workers.
 """
 
-from .options import FeedOptions, ServerOptions, StrategyOptions, WorkerTask
+from .options import ClusterAddresses, FeedOptions, ServerOptions, StrategyOptions, WorkerTask
 from .registry import register
 
-__all__ = ["FeedOptions", "ServerOptions", "StrategyOptions", "WorkerTask", "register"]
+__all__ = ["ClusterAddresses", "FeedOptions", "ServerOptions", "StrategyOptions", "WorkerTask", "register"]

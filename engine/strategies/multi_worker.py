@@ -183,6 +183,7 @@ class MultiWorker(Replicated):
         if self._before is not None:
             # Not of this call, for which the host would have to wait.
             earlier, its_result = self._before
+            assert its_result.workers
             rows = its_result.workers.read()
             earlier.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
             for requests in (int(row["requests"]) for row in rows):

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from .parameter_server.coordinator import ClusterAddresses
-    from .parameter_server.placement import Rule
 
 DEFAULT_TIMEOUT_SECONDS = 600.0  # without progress
 
@@ -60,6 +57,14 @@ class WorkerTask:
     bind: str = ""
 
 
+class ClusterAddresses(NamedTuple):
+    """The tasks' addresses, host:port: the coordinator's, the workers' and the parameter servers', in order."""
+
+    coordinator: str
+    workers: tuple[str, ...]
+    servers: tuple[str, ...]
+
+
 @dataclasses.dataclass(frozen=True)
 class ServerOptions:
     """Options of parameter servers.
@@ -68,11 +73,13 @@ class ServerOptions:
       max_staleness_steps: workers run in rounds of leases of at most this plus one steps, so none is more than this
         many updates ahead of the slowest in the round (as in Ho et al. 2013, More effective distributed ML via a stale
         synchronous parallel parameter server); None has no rounds.
+      placement_rules: pairs of a regular expression and the number of the server that has the variables whose paths
+        it matches.
     """
 
     cluster: ClusterAddresses
     max_staleness_steps: int | None = None
-    placement_rules: tuple[Rule, ...] = ()
+    placement_rules: tuple[tuple[str, int], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from ..data.arrays import is_on_gpus
@@ -18,38 +17,12 @@ from ..mesh import collectives
 from ..metrics.sums import LoopSums, RowSpec, total_rows
 from .arrivals import Arrivals
 from .inner_loop import InnerLoop, StepTrace
-from .loop_result import LoopResult
+from .loop_result import LoopResult, WorkerRows
 
 LOCAL = "worker/"  # prefix of a step's metrics that are not summed across workers, but are part of the row
 # From the host; the rest is measured in the call.
 FROM_HOST = ("requests", "next_steps")  # the first: 1 to stop, plus 2 times the other requests, a bit each
 _MEASURED = ("seconds", "input_seconds", "steps")
-
-
-class WorkerRows:
-    """The rows of one call, unread. Reading waits for the devices."""
-
-    def __init__(self, names: list[str], tensor: tf.Tensor | np.ndarray):
-        self._names = names
-        self._tensor = tensor
-        self._rows: list[dict[str, float]] | None = None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the host has the rows, and need not wait for them."""
-        return self._rows is not None
-
-    def read(self) -> list[dict[str, float]]:
-        """Returns a dictionary per worker, in order.
-
-        It has `FROM_HOST`; `seconds` (except on GPUs, which work asynchronously) and `steps` of the call;
-        `input_seconds`, spent waiting for data before and in it; and, in training, the figures of
-        `engine.reduction.Reduction.pop_figures` over its steps.
-        """
-        if self._rows is None:
-            array = np.asarray(self._tensor, np.float64)
-            self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
-        return self._rows
 
 
 class WorkersLoop(InnerLoop):

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-from collections.abc import Mapping
 
 from . import listeners
 from .rendezvous import ClusterError
@@ -70,14 +69,3 @@ def divide_cores(cores: list[int], tasks: int, per_task: int) -> list[list[int] 
     if per_task * tasks > len(cores):
         return [None] * tasks
     return [cores[first : first + per_task] for first in range(0, per_task * tasks, per_task)]
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Lists the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name and name != "-1"]
-    try:
-        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-    except OSError:
-        return []

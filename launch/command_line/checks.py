@@ -13,7 +13,7 @@ from ..failures import UsageError
 from ..host import process
 from . import config as configs
 from . import conflicts, paths, registry, rules, saved_config
-from .config import KERAS_FILES, Config
+from .config import KERAS_FILES, Config, visible_gpus
 from .flags import ARGUMENTS
 from .values import differences, plain
 
@@ -214,8 +214,6 @@ def fits(config: Config, workers: int) -> bool:
     gpus: Sequence | None = config.gpu_numbers
     mesh = rules.mesh_shape(config.mesh)
     if gpus is None:
-        from ..cluster.resources import visible_gpus
-
         gpus = visible_gpus(os.environ)
     data, left = divmod(workers * max(1, len(gpus)), mesh.get("model", 1))
     return data > 0 and not left and mesh.get("data", data) == data and _is_divided(config, data)

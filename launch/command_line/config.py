@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import re
 from collections.abc import Mapping
 from fractions import Fraction
@@ -375,3 +376,14 @@ def data_config(run_dir: str) -> Config:
     path, saved = RunDir(run_dir).config, saved_config.load(run_dir)
     values = saved_config.typed_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
     return Config(**values, run_dir=run_dir, mode="predict")
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Lists the GPUs that TensorFlow would find, as CUDA_VISIBLE_DEVICES names them; without starting it."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name and name != "-1"]
+    try:
+        return [str(index) for index in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
+    except OSError:
+        return []

@@ -28,7 +28,7 @@ from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.diagnosis import warn_of_rounded
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE, RunContext, StepOptions
-from ...engine.strategies import FeedOptions, ServerOptions, WorkerTask, devices
+from ...engine.strategies import ClusterAddresses, FeedOptions, ServerOptions, WorkerTask, devices
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.options import default_timeout_seconds
 from ..command_line import checks, registry, rules
@@ -111,14 +111,11 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
         names, addresses = zip(*cluster.addresses, strict=True)
         task = WorkerTask(cluster.index, names, addresses, cluster.secret, cluster.bind)
     if config.coordinates:
-        from ...engine.strategies.parameter_server.coordinator import ClusterAddresses
-        from ...engine.strategies.parameter_server.placement import Rule
-
         cluster = config.tasks
         servers = ServerOptions(
             ClusterAddresses(cluster.job("chief")[0], cluster.job("worker"), cluster.job("ps")),
             max_staleness_steps=config.max_staleness_steps,
-            placement_rules=tuple(Rule(*rule) for rule in config.placement_rules),
+            placement_rules=tuple(config.placement_rules),
         )
     strategy = devices.create(
         "one_device" if config.is_evaluator else config.strategy,

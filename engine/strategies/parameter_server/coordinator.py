@@ -26,6 +26,7 @@ from ...health import server_probe
 from ...health.peers import is_gone
 from ...health.watchdog import FIRST_CALL_FACTOR
 from ...machine.threads import PROCESS
+from ..options import ClusterAddresses
 from .leases import Counters, Lease, LeaseLoop, LeaseResult, UpdateLoop
 
 OPEN_PER_WORKER = 2  # leases that are out at once
@@ -56,31 +57,27 @@ def lease_steps(left: int, workers: int, most: int, step_seconds: float) -> int:
     return min(most, left, math.ceil(max(left / workers, quickest)))
 
 
-class ClusterAddresses(NamedTuple):
-    """The tasks' addresses, host:port: the coordinator's, the workers' and the parameter servers', in order."""
+def gone_servers(cluster: ClusterAddresses) -> list[int]:
+    """Lists the servers whose process has ended."""
+    return [server for server, address in enumerate(cluster.servers) if is_gone(address)]
 
-    coordinator: str
-    workers: tuple[str, ...]
-    servers: tuple[str, ...]
 
-    def gone_servers(self) -> list[int]:
-        return [server for server, address in enumerate(self.servers) if is_gone(address)]
+def explain_lost_server(cluster: ClusterAddresses, error: BaseException) -> str | None:
+    """Returns one line for an error about a lost parameter server, else None."""
+    if not (isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and "/job:ps" in str(error)):
+        return None
+    time.sleep(_PROBE_SECONDS)  # its port may still be open briefly
+    named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
+    return explain_lost(cluster, gone_servers(cluster) or named)
 
-    def explain_lost_server(self, error: BaseException) -> str | None:
-        """Returns one line for an error about a lost parameter server, else None."""
-        if not (isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError)) and "/job:ps" in str(error)):
-            return None
-        time.sleep(_PROBE_SECONDS)  # its port may still be open briefly
-        named = sorted({int(number) for number in re.findall(r"/job:ps/replica:0/task:(\d+)", str(error))})
-        return self.explain_lost(self.gone_servers() or named)
 
-    def explain_lost(self, servers: list[int]) -> str:
-        """Returns the message about lost servers."""
-        names = " and ".join(f"ps {server} ({self.servers[server]})" for server in servers)
-        return (
-            f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
-            "start the job again: it continues from the newest snapshot or checkpoint"
-        )
+def explain_lost(cluster: ClusterAddresses, servers: list[int]) -> str:
+    """Returns the message about lost servers."""
+    names = " and ".join(f"ps {server} ({cluster.servers[server]})" for server in servers)
+    return (
+        f"{names or 'a parameter server'} {'are' if len(servers) > 1 else 'is'} lost, with the variables there; "
+        "start the job again: it continues from the newest snapshot or checkpoint"
+    )
 
 
 @dataclasses.dataclass
@@ -258,7 +255,7 @@ class Leases:
         while len(failed) < len(self._open):
             self._receive(completed, failed, 1.0)
         for _, error in failed:
-            if line := self._cluster.explain_lost_server(error):
+            if line := explain_lost_server(self._cluster, error):
                 raise LostPeerError(line) from error
         for lease, error in failed:
             # Cancelled for another's error: it has not failed itself.
@@ -276,8 +273,8 @@ class Leases:
     def _raise_if_lost(self) -> None:
         """Checks for lost and stuck tasks, and leases restarted too often, while no lease completes."""
         # TensorFlow waits for a server that is gone as for a slow one, so its port is asked.
-        if lost := self._cluster.gone_servers():
-            raise LostPeerError(self._cluster.explain_lost(lost))
+        if lost := gone_servers(self._cluster):
+            raise LostPeerError(explain_lost(self._cluster, lost))
         counts = self.counters.counts.numpy()
         for opened in self._open.values():
             # TensorFlow restarts leases silently for errors that it regards as consequences of others.

@@ -26,13 +26,6 @@ class Placed(NamedTuple):
     beside: bool
 
 
-class Rule(NamedTuple):
-    """Variables whose path matches `pattern` are placed on server `server`."""
-
-    pattern: str
-    server: int
-
-
 class Placement:
     """Places each variable on the server with the fewest bytes, by `create` in the strategy's scope.
 
@@ -44,9 +37,9 @@ class Placement:
       distribution: the `tf.distribute.ParameterServerStrategy`.
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy, num_servers: int, rules: Sequence[Rule] = ()):
+    def __init__(self, distribution: tf.distribute.Strategy, num_servers: int, rules: Sequence[tuple[str, int]] = ()):
         self._distribution = distribution
-        self._rules = [(re.compile(rule.pattern), rule.server) for rule in rules]
+        self._rules = [(re.compile(pattern), server) for pattern, server in rules]
         self._anchors: list[tf.Variable] = []
         self._planned: dict[tuple[str, int], list[int]] = {}  # servers of variables by name and size, in order
         self.table: list[Placed] = []

@@ -31,12 +31,11 @@ from ...step.runner import StepRunner
 from ...trainer import computes_metrics
 from ..base import Interrupted, Prediction, Step, Strategy
 from ..checks import StepChecks
-from ..loop_result import LoopResult
-from ..options import StrategyOptions
+from ..loop_result import LoopResult, WorkerRows
+from ..options import ClusterAddresses, StrategyOptions
 from ..pace import Pace
-from ..workers import WorkerRows
 from . import sources
-from .coordinator import ClusterAddresses, CompletedLease, Leases, lease_seconds, lease_steps, quiet_tensorflow
+from .coordinator import CompletedLease, Leases, explain_lost_server, lease_seconds, lease_steps, quiet_tensorflow
 from .leases import LAGS, Lease, LeaseLoop, Pull, UpdateLoop
 from .placement import Placement, variable_server
 from .pulled import OnServers, check_added
@@ -183,7 +182,7 @@ class ParameterServer(Strategy):
         except Exception as error:
             # The cause of a failed checkpoint: servers write their own files.
             for cause in filter(None, (error, error.__cause__)):
-                if line := self.cluster.explain_lost_server(cause):
+                if line := explain_lost_server(self.cluster, cause):
                     raise LostPeerError(line) from error
                 if raised := sources.failure(cause):
                     raise raised from error

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from crankshaft.engine.strategies.loop_result import LoopResult
+from crankshaft.engine.strategies.loop_result import LoopResult, WorkerRows
 from crankshaft.engine.strategies.pace import Pace
-from crankshaft.engine.strategies.workers import WorkerRows
 
 
 class Device:

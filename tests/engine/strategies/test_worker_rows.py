@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.meter import Segment, Totals
-from crankshaft.engine.strategies.workers import WorkerRows
+from crankshaft.engine.strategies.loop_result import WorkerRows
 
 NAMES = ["seconds", "input_seconds", "steps", "reduce_seconds", "gradient_norm"]
 

@@ -14,9 +14,9 @@ from crankshaft import Trainer
 from crankshaft.engine.data.feeds.feed import CallInput
 from crankshaft.engine.errors import LostPeerError, SaveError
 from crankshaft.engine.inventory import Inventory
-from crankshaft.engine.strategies import ServerOptions, StrategyOptions
+from crankshaft.engine.strategies import ClusterAddresses, ServerOptions, StrategyOptions
 from crankshaft.engine.strategies.parameter_server import coordinator
-from crankshaft.engine.strategies.parameter_server.coordinator import ClusterAddresses, Leases, lease_seconds
+from crankshaft.engine.strategies.parameter_server.coordinator import Leases, lease_seconds
 from crankshaft.engine.strategies.parameter_server.leases import Counters
 from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
 
