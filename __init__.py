@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from .engine.data.source import Source, Spec
     from .engine.keras_models.keras_metrics import KerasMetric
     from .engine.keras_models.keras_trainer import KerasTrainer
-    from .engine.layers.embeddings import Embedding
     from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .engine.metrics.pairs import Mean
     from .engine.optimizers.averaging import Averaged
@@ -24,22 +23,23 @@ if TYPE_CHECKING:
     from .engine.step.gathering import gather
     from .engine.step.gradients import Update, minimize
     from .engine.step.options import StepOptions
+    from .engine.tables import Embedding
     from .engine.trainer import Trainer
     from .launch.api import load_model, open_run, run
+    from .launch.composition.open_run import Run
     from .launch.failures import RunError, UsageError
     from .launch.fit import fit
-    from .launch.run.open_run import Run
     from .launch.train import main
 
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
     "Data": "crankshaft.engine.data.run_data",
-    "Embedding": "crankshaft.engine.layers.embeddings",
+    "Embedding": "crankshaft.engine.tables",
     "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
     "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
     "Mean": "crankshaft.engine.metrics.pairs",
     "Padded": "crankshaft.engine.data.form",
-    "Run": "crankshaft.launch.run.open_run",
+    "Run": "crankshaft.launch.composition.open_run",
     "RunError": "crankshaft.launch.failures",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",

@@ -18,11 +18,11 @@ from crankshaft.engine.loop import Loop
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
 from crankshaft.launch.command_line import checks, configuring, parsing
+from crankshaft.launch.composition import building
+from crankshaft.launch.composition.open_run import Run
 from crankshaft.launch.host import process
-from crankshaft.launch.run import building
 from crankshaft.launch.run.data.loading import load
 from crankshaft.launch.run.jit import choose_jit
-from crankshaft.launch.run.open_run import Run
 
 
 def tune() -> None:

@@ -108,7 +108,7 @@ def _prepared(keras: str | None) -> Path:
         sys.path.insert(0, os.path.abspath(keras))
     os.environ["KERAS_BACKEND"] = "tensorflow"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    for name in ("pytest", "tensorflow", "crankshaft.launch.fit", "crankshaft.launch.run.open_run"):
+    for name in ("pytest", "tensorflow", "crankshaft.launch.fit", "crankshaft.launch.composition.open_run"):
         importlib.import_module(name)
     return Path(importlib.import_module("keras").__file__ or "").resolve().parents[1]
 

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Embedding
-from crankshaft.engine.layers.embeddings import rehash
 from crankshaft.engine.machine import environment
 from crankshaft.engine.metrics.means import auc
+from crankshaft.engine.tables import rehash
 
 from .markdown import spread, table
 

@@ -39,7 +39,7 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.options import RunContext, StepOptions
     from crankshaft.engine.strategies import StrategyOptions, WorkerTask
-    from crankshaft.engine.strategies.multi_worker import MultiWorker, connect
+    from crankshaft.engine.workers.multi_worker import MultiWorker, connect
     from crankshaft.launch.cluster import tf_config
     from crankshaft.models.transformer_lm import Model
 
@@ -90,8 +90,8 @@ def main() -> None:
     if "TF_CONFIG" in os.environ:
         worker(args.folder, args.mebibytes)
         return
-    from crankshaft.launch.cluster.children import Children, wait
-    from crankshaft.launch.cluster.resources import free_ports
+    from crankshaft.launch.launchers.children import Children, wait
+    from crankshaft.launch.launchers.resources import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(args.processes)]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

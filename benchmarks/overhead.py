@@ -26,16 +26,17 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
-from crankshaft.engine.checkpoints.in_memory import Snapshots
-from crankshaft.engine.checkpoints.snapshot_memory import Slots
+from crankshaft.engine.ask.request_handler import RequestHandler
 from crankshaft.engine.hooks import Hook, Periodic, Status, saving
-from crankshaft.engine.hooks.recorder import Recorder
-from crankshaft.engine.hooks.request_handler import RequestHandler
 from crankshaft.engine.hooks.saving import Checkpointing
-from crankshaft.engine.hooks.snapshots import COST, LEAST_SECONDS, NEWEST
 from crankshaft.engine.machine.pauses import Pauses
+from crankshaft.engine.memory_snapshots.in_memory import Snapshots
+from crankshaft.engine.memory_snapshots.snapshot_memory import Slots
+from crankshaft.engine.memory_snapshots.snapshots import COST, LEAST_SECONDS, NEWEST
+from crankshaft.engine.record.recorder import Recorder
 from crankshaft.launch.benchmark.measure.rounds import timed_round
-from crankshaft.launch.run import hooks, metrics
+from crankshaft.launch.composition import hooks
+from crankshaft.launch.dashboard import metrics
 from crankshaft.launch.run.base import BaseRun
 
 from . import bare

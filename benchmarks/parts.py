@@ -37,13 +37,13 @@ from crankshaft.engine.data.feeds.feed import CallInput, Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.pairs import Mean
+from crankshaft.engine.parameter_servers.strategy import ParameterServer
+from crankshaft.engine.parameter_servers.worker_feeds import LeaseFeed, Workers
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import pad_empty_batch
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Program
-from crankshaft.engine.strategies.parameter_server.strategy import ParameterServer
-from crankshaft.engine.strategies.parameter_server.worker_feeds import LeaseFeed, Workers
 from crankshaft.engine.trainer import Trainer
 from crankshaft.launch import assembly, train
 from crankshaft.launch.benchmark.measure import rounds

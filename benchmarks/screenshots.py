@@ -24,7 +24,7 @@ from PIL import Image
 
 from benchmarks.browser import chromium, monitor
 from crankshaft.engine.checkpoints.run_dir import NAMES
-from crankshaft.engine.machine import events
+from crankshaft.engine.record import events
 
 STEPS = 3000
 FLAGS = ["--model=cnn", "--input=digits", "--jit=off", "--progress=plain", f"--train_steps={STEPS}"]

@@ -11,13 +11,15 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from crankshaft.engine.machine import events
-from crankshaft.launch import ask, local, prepare
+from crankshaft.engine.record import events
+from crankshaft.launch import prepare
+from crankshaft.launch.ask import command as ask
 from crankshaft.launch.benchmark import result
 from crankshaft.launch.command_line import help, registry
 from crankshaft.launch.command_line.flags import FIELDS, GROUPS
 from crankshaft.launch.command_line.rules import default_value, fields
 from crankshaft.launch.dashboard import report, server
+from crankshaft.launch.launchers import local
 from crankshaft.launch.plan import main as plan
 
 PAGES = pathlib.Path(__file__).parent

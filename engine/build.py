@@ -38,7 +38,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     """
     options, mesh, reduction = context.options, current_mesh(), reduction or Reduction()
     if (mesh.is_sharded or mesh.shard_optimizer) and type(reduction) is Reduction:
-        from .reduction.on_mesh import OnMesh  # few runs have shards
+        from .sharding.on_mesh import OnMesh  # few runs have shards
 
         reduction = OnMesh(reduction.reduce_dtype, reduction.bucket_bytes)
     ours = (("run_context", (RunContext,)), ("reduction", (Reduction,)), ("inventory", (Inventory, type(None))))
@@ -210,7 +210,7 @@ def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> 
                 f"{variable_path(variable)}; return a number, 0 or more"
             )
     if (mesh := current_mesh()).shard_optimizer:
-        from .optimizers.in_shards import InShards
+        from .sharding.in_shards import InShards
 
         optimizer.place = InShards(mesh)
     with trainer.reduction.slot_scope():

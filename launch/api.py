@@ -20,7 +20,7 @@ from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageErro
 from .host import remote as remotes
 
 if TYPE_CHECKING:
-    from .run.open_run import Run
+    from .composition.open_run import Run
 
 
 @explanations.explained

@@ -24,8 +24,8 @@ from .run.data import loading
 from .run.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
+    from .composition.open_run import Run
     from .run.modes.outcome import Outcome
-    from .run.open_run import Run
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -50,7 +50,7 @@ def _mode_function(config: Config) -> Callable[[Run], Outcome]:
     elif config.mode == "generate":
         from .run.modes.generate import generate as mode
     else:
-        from .run.training import train_to_end as mode
+        from .composition.training import train_to_end as mode
     return mode
 
 
@@ -78,7 +78,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             waiting = arrival.waiting_for_peers(config.cluster, limit, elastic)
             guarding = arrival.guarding_start(config.cluster)
     if config.strategy == "parameter_server":
-        from .cluster import servers
+        from .parameter_servers import servers
 
         servers.fail_fast()
     is_quiet = config.cluster is not None and not config.debug
@@ -105,7 +105,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             outcome_writer.lock = stack.enter_context(locked)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
-            from .run import metrics
+            from .dashboard import metrics
 
             stack.enter_context(metrics.serving_run(config, lambda: outcome_writer.run))
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
@@ -117,10 +117,10 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 import tensorflow as tf
 
                 from ..engine.strategies.base import closing_feeds
+                from .composition import building, training
+                from .composition import hooks as run_hooks
+                from .composition.open_run import run_environment
                 from .host.isolation import Isolation
-                from .run import building, training
-                from .run import hooks as run_hooks
-                from .run.open_run import run_environment
 
                 tf.config.list_physical_devices()  # the first look logs that there is no GPU
             isolation = Isolation(config.keras_defaults, script_flags)

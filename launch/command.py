@@ -31,7 +31,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "train": Command("crankshaft.launch.train", "Train, evaluate, time or export a model."),
-    "local": Command("crankshaft.launch.local", "Run a whole cluster on this machine, one process per task."),
+    "local": Command("crankshaft.launch.launchers.local", "Run a whole cluster on this machine, one process per task."),
     "plan": Command("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": Command(
         "crankshaft.launch.prepare",
@@ -39,7 +39,7 @@ COMMANDS = {
         "complete shards are kept, and the same command continues",
     ),
     "ask": Command(
-        "crankshaft.launch.ask",
+        "crankshaft.launch.ask.command",
         "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop.",
         "the request is taken back",
     ),

@@ -33,7 +33,7 @@ from . import api, explanations
 from .command_line import parsing
 from .command_line.flags import FIELDS
 from .failures import UsageError
-from .run.compiled_cache import CompiledCache
+from .keras_models.compiled_cache import CompiledCache
 
 # Names that people try, flags among them, and what `fit` takes instead.
 _ARGUMENTS = {

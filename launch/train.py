@@ -105,7 +105,7 @@ class _Program:
             flags.FLAGS[name].value = value
         checks.check(config)
         if config.max_restarts:
-            from . import agent
+            from .launchers import agent
 
             if agent.can_fork(config):
                 self.code = agent.run(config, self._attempt)

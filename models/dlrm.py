@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ..engine.layers import Products, embeddings
+from ..engine import tables as embeddings
+from ..engine.layers import Products
 from .tabular import Tabular, relu_layers
 
 

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from ..engine import hashing
 from ..engine.data import form
 from ..engine.errors import UsageError
-from ..engine.layers.embeddings import Embedding, hashing
 from ..engine.metrics.means import auc, mean, root_mean_square
 from ..engine.metrics.pairs import Mean
+from ..engine.tables import Embedding
 from ..engine.trainer import Trainer
 
 TASKS = ("auto", "clicks", "ratings")

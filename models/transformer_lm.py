@@ -31,10 +31,10 @@ from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
-from ..engine.layers.parallel import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.layers.parallel.layers import shard_size
 from ..engine.metrics.means import exp_mean, mean
 from ..engine.metrics.pairs import Mean
+from ..engine.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from ..engine.sharding.layers import shard_size
 from ..engine.trainer import Trainer
 from . import generation
 

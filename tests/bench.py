@@ -18,7 +18,6 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Split
 from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
-from crankshaft.engine.hooks.eviction import make_eviction
 from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.layout import Mesh
@@ -29,6 +28,7 @@ from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions
 from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import Replicated
+from crankshaft.engine.tables.eviction import make_eviction
 from tests.arrays import assert_same
 from tests.logical_cpus import make_four
 

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from crankshaft.launch.cluster import reaper
-from crankshaft.launch.cluster.template import Template
+from crankshaft.launch.launchers import reaper
+from crankshaft.launch.launchers.template import Template
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Environment variables that may differ from those with which the process that is forked has started: nothing reads them

@@ -15,8 +15,8 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
-from crankshaft.engine.checkpoints.snapshot_memory import Slots
-from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.engine.memory_snapshots.snapshot_memory import Slots
+from crankshaft.launch.launchers.resources import free_ports
 from tests import forked
 from tests.waiting import wait_until
 

@@ -14,10 +14,12 @@ import re
 import pytest
 
 import benchmarks.__main__
-from crankshaft.launch import ask, local, prepare
+from crankshaft.launch import prepare
+from crankshaft.launch.ask import command as ask
 from crankshaft.launch.command_line.flags import GROUPS
 from crankshaft.launch.command_line.rules import fields
 from crankshaft.launch.dashboard import report, server
+from crankshaft.launch.launchers import local
 from crankshaft.launch.plan import main as plan
 from tests.conftest import IN_MAKE_TEST
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words

@@ -35,47 +35,25 @@ MAY_IMPORT = {
 # The parts of the house, each with its folders and files: a run that does not have a part neither loads nor needs it.
 # All else of engine and launch is the core.
 PARTS = {
-    "parameter servers": (
-        *("engine/health/server_probe.py", "engine/strategies/parameter_server/", "launch/cluster/servers.py"),
-        "launch/run/modes/evaluator.py",
-    ),
+    "parameter servers": ("engine/parameter_servers/", "launch/parameter_servers/", "launch/run/modes/evaluator.py"),
     "tables": (
-        *("engine/hooks/eviction.py", "engine/layers/embeddings/", "launch/run/modes/exported_tables.py"),
+        *("engine/tables/", "engine/layers/embeddings/", "launch/tables/"),
         *("models/dlrm.py", "models/tabular.py", "models/wide_deep.py"),
     ),
-    "shards of a mesh": (
-        *("engine/layers/parallel/", "engine/mesh/shards.py", "engine/optimizers/in_shards.py"),
-        *("engine/reduction/on_mesh.py", "models/transformer_lm.py"),
-    ),
+    "shards of a mesh": ("engine/sharding/", "engine/layers/parallel/", "models/transformer_lm.py"),
     "Keras's models": (
-        *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py"),
-        "launch/run/compiled_cache.py",
+        *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py", "launch/keras_models/"),
     ),
-    "workers and their watchdog": (
-        *("engine/health/hangs.py", "engine/health/peers.py", "engine/health/watchdog.py"),
-        *("engine/strategies/multi_worker.py", "engine/strategies/workers.py"),
-    ),
-    "elastic members": ("launch/cluster/members.py", "launch/run/joining.py"),
-    "memory snapshots": (
-        *("engine/checkpoints/in_memory.py", "engine/checkpoints/snapshot_memory.py", "engine/hooks/snapshots.py"),
-        *("launch/cluster/task_memory.py", "launch/run/snapshots.py"),
-    ),
-    "TensorBoard": ("engine/hooks/tensorboard/",),
-    "record": (
-        *("engine/hooks/goodput.py", "engine/hooks/recorder.py", "engine/machine/events.py"),
-        "launch/run/recording.py",
-    ),
-    "page": ("launch/dashboard/", "launch/host/serving.py", "launch/run/metrics.py"),
-    "ask": (
-        *("engine/hooks/request_handler.py", "engine/machine/requests.py", "launch/ask.py", "launch/run/answering.py"),
-    ),
+    "workers and their watchdog": ("engine/workers/",),
+    "elastic members": ("launch/elastic/",),
+    "memory snapshots": ("engine/memory_snapshots/", "launch/memory_snapshots/"),
+    "TensorBoard": ("engine/tensorboard/",),
+    "record": ("engine/record/", "launch/record/"),
+    "page": ("launch/dashboard/",),
+    "ask": ("engine/ask/", "launch/ask/"),
     "benchmark mode": ("launch/benchmark/",),
     "planner": ("launch/plan/",),
-    "launchers": (
-        *("launch/agent.py", "launch/cluster/children.py", "launch/cluster/output.py", "launch/cluster/reaper.py"),
-        *("launch/cluster/resources.py", "launch/cluster/restart_loop.py", "launch/cluster/restarts.py"),
-        *("launch/cluster/supervisor.py", "launch/cluster/template.py", "launch/local.py"),
-    ),
+    "launchers": ("launch/launchers/",),
     "clusters": ("launch/cluster/arrival.py", "launch/cluster/listeners.py", "launch/cluster/rendezvous.py"),
     "models": (
         *("models/classification.py", "models/cnn.py", "models/generation.py", "models/logistic.py", "models/mlp.py"),
@@ -86,21 +64,20 @@ PARTS = {
 # What only the assembly of a run and its commands import, and no part.
 COMPOSITION = "the composition of a run"
 COMPOSERS = (
-    "engine/strategies/devices",
-    "launch/assembly",
-    *(f"launch/run/{x}" for x in ("building", "hooks", "training")),
+    *("engine/devices", "launch/assembly"),
+    *(f"launch/composition/{name}" for name in ("building", "hooks", "training")),
 )
 
 # The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
 # Everywhere else in the core an object is passed in; its type may be imported.
 COMPOSING = {
     "engine/build.py": {"shards of a mesh"},
-    "engine/strategies/devices.py": {"parameter servers", "workers and their watchdog"},
+    "engine/devices.py": {"parameter servers", "workers and their watchdog"},
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
     "launch/command_line/checks.py": {"clusters"},
     "launch/command_line/registry.py": {"Keras's models"},
-    "launch/run/building.py": {"Keras's models"},
-    "launch/run/hooks.py": {
+    "launch/composition/building.py": {"Keras's models"},
+    "launch/composition/hooks.py": {
         "Keras's models",
         "TensorBoard",
         "ask",
@@ -109,8 +86,8 @@ COMPOSING = {
         "record",
         "tables",
     },
+    "launch/composition/training.py": {"clusters", "memory snapshots"},
     "launch/run/modes/export.py": {"tables"},
-    "launch/run/training.py": {"clusters", "memory snapshots"},
     "launch/train.py": {"launchers"},
 }
 
@@ -382,9 +359,14 @@ PLANTED = [
     (import_faults, "engine/strategies/a.py", "from ...launch import flags\n", "imports crankshaft.launch.flags;"),
     (import_faults, "engine/a.py", "from absl import logging\n", "imports absl.logging;"),
     (import_faults, "input/a.py", "import logging\n", "imports logging;"),
-    (part_faults, "engine/a.py", "def late():\n    if x:\n        from .layers import embeddings\n", "imports tables,"),
-    (part_faults, "engine/strategies/devices.py", "from .parameter_server import strategy\n", "imports parameter ser"),
-    (part_faults, "launch/plan/a.py", "from ..run import building\n", "imports the composition of a run, which only"),
+    (part_faults, "engine/a.py", "def late():\n    if x:\n        from . import tables\n", "imports tables,"),
+    (part_faults, "engine/devices.py", "from .parameter_servers import strategy\n", "imports parameter ser"),
+    (
+        part_faults,
+        "launch/plan/a.py",
+        "from ..composition import building\n",
+        "imports the composition of a run, w",
+    ),
     (part_faults, "launch/a.py", "from .plan.cost import x\n", "imports planner, which only a file that composes"),
     (reader_faults, "models/a.py", "import os as system\nsystem.getenv('HOME')\n", "reads os.getenv,"),
     (reader_faults, "engine/a.py", "import os\nos.environ['A'] = os.environ['B']\n", "reads os.environ,"),

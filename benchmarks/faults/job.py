@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from crankshaft.engine.errors import EXIT_DIVERGED, EXIT_USAGE
-from crankshaft.engine.machine.events import read
-from crankshaft.launch.cluster.resources import free_ports
+from crankshaft.engine.record.events import read
+from crankshaft.launch.launchers.resources import free_ports
 
 from ..bits import digests, saved
 from . import machine

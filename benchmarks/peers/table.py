@@ -8,7 +8,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from crankshaft import build_embeddings, make_optimizer
-from crankshaft.engine.layers.embeddings import Embedding, zeros
+from crankshaft.engine.tables import Embedding, zeros
 from crankshaft.launch import train
 from crankshaft.models.tabular import Tabular
 

@@ -1,6 +1,6 @@
 """Layers for models: Keras's with less work on CPUs; in folders, sharded ones. Runs on the replica."""
 
+from ..step.recompute import recomputed
 from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products
-from .recompute import recomputed
 
 __all__ = ["BatchNormalization", "Conv2DMaxPool", "Dense", "Products", "recomputed"]

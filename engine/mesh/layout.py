@@ -174,7 +174,7 @@ class Mesh:
       model: the axis of replicas that have different shards of it and get the same examples.
       all_replicas: the axis of all replicas.
       shard_optimizer: whether replicas that have the same values of a variable each keep the slots of one piece of it
-        and update that piece: see `engine.mesh.shards`.
+        and update that piece: see `engine.sharding.shards`.
     """
 
     def __init__(

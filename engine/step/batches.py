@@ -214,7 +214,7 @@ def accumulate(compute: Callable, batch: Any, steps: int, parallel: int = 1, loo
 def sum_micro_batches(compute: Callable, batch: Any, count: int, in_turn: bool = False) -> Any:
     """Runs `compute` on up to `count` micro-batches in parallel, and adds up the results.
 
-    Replica code. If each has a thread (`engine.strategies.devices.set_threads_per_micro_batch`), that is less work than
+    Replica code. If each has a thread (`engine.devices.set_threads_per_micro_batch`), that is less work than
     splitting each operation of the whole batch among threads, which wait for each other after each operation.
 
     Args:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.checkpoints import RunDir
-from ..cluster import children
+from ..launchers import children
 from ..plan import cost, measured_limits
 from ..plan.traced_ops import NotCountableError
 from ..run.base import BaseRun

@@ -1,1 +1,1 @@
-"""Several processes: a cluster on this machine and its supervisor, and the tasks of any cluster. Runs on the host."""
+"""The tasks of a cluster: found, awaited, and known to each other. Runs on the host."""

@@ -210,7 +210,7 @@ class Flags:
     mesh: str | None = _placement_flag(
         Text("data:D,model:M", rules.check_mesh),
         None,
-        "Mesh of replicas: layers of engine.layers.parallel are sharded over M of them.",
+        "Mesh of replicas: layers of engine.sharding are sharded over M of them.",
         use=_MESHES,
     )
     shard_optimizer: bool = _placement_flag(

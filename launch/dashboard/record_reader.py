@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
-from ...engine.machine.events import LONGEST_LINE, parsed
 from ...engine.machine.files import open_regular
+from ...engine.record.events import LONGEST_LINE, parsed
 from ..command_line.values import differences
 from .track import Track
 

@@ -26,9 +26,9 @@ from typing import Any
 from ..command_line import command_flags, rules
 from ..command_line.rules import Integer, Text, flag
 from ..failures import UsageError
-from ..host.serving import Application, Server
 from . import page
 from .recorded_run import RecordedRun, recorded_runs
+from .serving import Application, Server
 
 _HEADERS = [
     ("Cache-Control", "no-store"),

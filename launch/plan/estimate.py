@@ -187,7 +187,7 @@ def message_seconds(message: Message, hardware: Hardware) -> float:
 
 
 def _failures(work: Work, hardware: Hardware, snapshot_seconds: float | None) -> dict:
-    from ...engine.hooks.snapshots import COST, LEAST_SECONDS  # which imports TensorFlow
+    from ...engine.memory_snapshots.snapshots import COST, LEAST_SECONDS  # which imports TensorFlow
 
     rate = work.hosts / (3600 * hardware.hours_between_failures)  # per second
     lost = hardware.lost_host_share * rate

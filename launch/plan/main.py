@@ -204,9 +204,9 @@ class _Plans:
         given, data, devices = {**self.given, **changes}, self._given_data, self.machine.devices_per_host
         config = configured(given, hosts, devices, self._trainer_class, data is not None)
         with _tensorflow():
+            from ..composition.open_run import run_environment
             from ..host.isolation import Isolation
             from ..run.data import loading
-            from ..run.open_run import run_environment
             from .quantify import quantify
         with run_environment(config, Isolation(config.keras_defaults)):
             checks.check_named(config)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from ...engine import devices
 from ...engine.data import form
 from ...engine.data.feeds.combined import CombinedFeed
 from ...engine.data.feeds.feed import UntakenFeed
@@ -23,13 +24,13 @@ from ...engine.mesh.layout import Axis, Mesh
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
-from ...engine.strategies import FeedOptions, StrategyOptions, devices
+from ...engine.strategies import FeedOptions, StrategyOptions
 from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
+from ..composition import building
 from ..failures import UsageError
-from ..run import building
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
 from .quantities import Message

@@ -1,1 +1,1 @@
-"""One run: put together from a configuration, on its data, and what its mode does with it. Runs on the host."""
+"""One run: its data, its files, and what its mode does with it. Runs on the host."""

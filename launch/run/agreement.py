@@ -1,7 +1,7 @@
 """Compares the settings of workers that train together, before the first step, and names the differences.
 
 Workers that differ would train nonsense, or wait for each other for ever. Workers with parameter servers compare
-only the data they read (`engine/strategies/parameter_server/sources.py`): the chief's flags alone decide.
+only the data they read (`engine/parameter_servers/sources.py`): the chief's flags alone decide.
 """
 
 from __future__ import annotations

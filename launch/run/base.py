@@ -30,8 +30,8 @@ from .history import History
 from .saved.preprocessor import Names
 
 if TYPE_CHECKING:
-    from ...engine.checkpoints.in_memory import Snapshots
-    from ...engine.hooks.recorder import Recorder
+    from ...engine.memory_snapshots.in_memory import Snapshots
+    from ...engine.record.recorder import Recorder
 
 
 @dataclasses.dataclass(repr=False, eq=False)

@@ -14,7 +14,7 @@ from ...engine.meter import Meter, Totals
 from ...engine.state import TrainState
 
 if TYPE_CHECKING:
-    from ...engine.hooks.recorder import Recorder
+    from ...engine.record.recorder import Recorder
 
 
 class HistoryRows(list):

@@ -271,7 +271,7 @@ def print_model_summary(models: Sequence, file=None, tables: Sequence = ()) -> N
     Args:
       models: Keras models, built; nothing is printed of a layer that only trains like one.
       file: stream to write to; None is standard output.
-      tables: `engine.layers.embeddings.Embedding`s, built.
+      tables: `engine.tables.Embedding`s, built.
     """
     file = file or sys.stdout
     width = _SUMMARY_COLUMNS

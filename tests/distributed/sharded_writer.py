@@ -21,7 +21,7 @@ from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
 from crankshaft.engine.strategies import WorkerTask
-from crankshaft.engine.strategies.multi_worker import connect
+from crankshaft.engine.workers.multi_worker import connect
 from crankshaft.launch.cluster import tf_config
 
 ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2

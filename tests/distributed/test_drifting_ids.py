@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.layers.embeddings import hashing
+from crankshaft.engine import hashing
 from tests import runs
 from tests.distributed import drifting
 from tests.distributed.jobs import ROOT, Job, start

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from crankshaft.engine.machine.events import read
+from crankshaft.engine.record.events import read
 from tests import runs
 from tests.distributed.jobs import STEPS_PER_EPOCH
 from tests.processes import ROOT

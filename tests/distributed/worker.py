@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft import Trainer, auc, mean
-from crankshaft.engine import hooks, logging
+from crankshaft.engine import devices, hooks, logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
@@ -25,13 +25,13 @@ from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.errors import OutOfSyncError
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.hooks.tensorboard import TensorBoard
 from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext, StepOptions
-from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, devices
-from crankshaft.engine.strategies.multi_worker import MultiWorker
+from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask
+from crankshaft.engine.tensorboard import TensorBoard
+from crankshaft.engine.workers.multi_worker import MultiWorker
 from crankshaft.launch.cluster import tf_config
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.layers import parallel
+from crankshaft.engine import sharding as parallel
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.input import synthetic_clicks
 from crankshaft.models import dlrm, transformer_lm, wide_deep
 from crankshaft.models.mlp import Model as Mlp
 from tests.bench import assert_same_bits
-from tests.engine.layers.embeddings.test_admission import figures, power_law, pull
-from tests.engine.layers.parallel import test_shard_optimizer
 from tests.engine.optimizers import test_averaging
 from tests.engine.reduction.noisy_points import four_classes
 from tests.engine.reduction.test_aggregation import Recurrent, Replay
 from tests.engine.reduction.test_local_sgd import Normalized
+from tests.engine.sharding import test_shard_optimizer
+from tests.engine.tables.test_admission import figures, power_law, pull
 from tests.engine.test_gan import Gan, points
 
 AT, UNTIL = 8, 20  # in the second and third epoch, whose last batches are smaller; periods of local SGD end there

@@ -9,8 +9,8 @@ from crankshaft.engine import logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory
-from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.step.options import RunContext
+from crankshaft.engine.tables import Embedding
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from tests.arrays import assert_close, assert_same

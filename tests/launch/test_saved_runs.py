@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.internals.tensorflow import use_new_collective_keys
-from crankshaft.engine.machine.events import read
+from crankshaft.engine.record.events import read
 from tests.launch.saved_runs import write
 from tests.logical_cpus import make_four
 from tests.runs import manifests

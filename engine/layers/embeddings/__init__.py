@@ -1,6 +1,5 @@
-"""Sharded embedding tables. Lookups run on the replica; making tables, freeing and saving rows, on the host."""
+"""The names of `engine.tables`, where programs imported them before."""
 
-from .admission import SHARED_ROW_KEY
-from .tables import Embedding, uniform, zeros
+from ...tables import SHARED_ROW_KEY, Embedding, uniform, zeros
 
 __all__ = ["SHARED_ROW_KEY", "Embedding", "uniform", "zeros"]

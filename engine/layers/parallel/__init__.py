@@ -1,7 +1,5 @@
-"""Layers of models sharded over a mesh of replicas, data x model. Runs on the replica."""
+"""The names of `engine.sharding`, where programs imported them before."""
 
-from ...mesh.layout import Mesh, current_mesh
-from .attention import Attention
-from .layers import Dense, Dropout, Embedding, RMSNorm, cross_entropy
+from ...sharding import Attention, Dense, Dropout, Embedding, Mesh, RMSNorm, cross_entropy, current_mesh
 
 __all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "RMSNorm", "cross_entropy", "current_mesh"]

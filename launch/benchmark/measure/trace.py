@@ -18,7 +18,7 @@ import tensorflow as tf
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from ....engine.errors import reason
-from ....engine.strategies.parameter_server.leases import COUNT_SCOPE
+from ....engine.parameter_servers.leases import COUNT_SCOPE
 from .rounds import ENDLESS
 
 STEPS = 10

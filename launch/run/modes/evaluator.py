@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from ....engine.checkpoints import Manifest, RunDir
 from ....engine.hooks import Status, StopRequest, evaluation
 from ....engine.hooks.saving import BestCheckpoint
-from ....engine.hooks.tensorboard import event_values
-from ....engine.hooks.tensorboard.event_files import EventFiles
 from ....engine.meter import Meter, Segment
 from ....engine.metrics.monitored import Monitored
+from ....engine.tensorboard import event_values
+from ....engine.tensorboard.event_files import EventFiles
 from ...cluster.rendezvous import Presence, answers
 from ...command_line import checks
 from ...failures import UsageError

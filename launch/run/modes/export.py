@@ -167,7 +167,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
     with files.replacing(path, os.mkdir) as temporary:
         with averaged_weights(trainer):
             if tables or run.config.export_since:
-                from . import exported_tables
+                from ...tables import exported_tables
 
                 exported_tables.write(temporary, tables_by_name, run.config.export_since)
             tf.saved_model.save(module, temporary, signatures={_DEFAULT: signature, **more})

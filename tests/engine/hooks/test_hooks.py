@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine import loop
+from crankshaft.engine.ask import requests
+from crankshaft.engine.ask.request_handler import RequestHandler
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.background import BackgroundThread
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard
-from crankshaft.engine.hooks.request_handler import RequestHandler
-from crankshaft.engine.machine import requests
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, RowSpec
 from crankshaft.models.mlp import Model

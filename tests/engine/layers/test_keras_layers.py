@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.layers import BatchNormalization, Conv2DMaxPool, Dense
-from crankshaft.engine.layers.parallel import Dense as ParallelDense
-from crankshaft.engine.layers.parallel import Embedding as ParallelEmbedding
 from crankshaft.engine.machine import cpus
+from crankshaft.engine.sharding import Dense as ParallelDense
+from crankshaft.engine.sharding import Embedding as ParallelEmbedding
 from crankshaft.models.mlp import Model as Mlp
 
 pytestmark = pytest.mark.thorough

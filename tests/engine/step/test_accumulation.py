@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, build_embeddings, make_optimizer, mean
-from crankshaft.engine.layers.embeddings import Embedding
 from crankshaft.engine.step.batches import accumulate
+from crankshaft.engine.tables import Embedding
 from crankshaft.models.mlp import Model as Mlp
 from tests.engine.trainers import Squares
 

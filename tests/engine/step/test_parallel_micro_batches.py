@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.strategies import devices
+from crankshaft.engine import devices
 from crankshaft.models.cnn import Model as Cnn
 from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import pictures

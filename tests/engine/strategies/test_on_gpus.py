@@ -18,9 +18,9 @@ from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, replicated
 from crankshaft.engine.strategies.arrivals import Arrivals
 from crankshaft.engine.strategies.inner_loop import InnerLoop
-from crankshaft.engine.strategies.multi_worker import resolver, watched_figures
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.strategies.workers import WorkersLoop
+from crankshaft.engine.workers.multi_worker import resolver, watched_figures
+from crankshaft.engine.workers.workers_loop import WorkersLoop
 from crankshaft.input import synthetic_clicks
 from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn

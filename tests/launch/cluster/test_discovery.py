@@ -16,10 +16,10 @@ import time
 import pytest
 
 from crankshaft.launch.cluster import arrival, discovery, rendezvous, slurm
-from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.tasks import Cluster, Tasks, split
 from crankshaft.launch.command_line import checks
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -292,7 +292,7 @@ def test_a_task_whose_index_another_host_has_says_so():
 
 ALONE = """
 import sys
-from crankshaft.engine.health.peers import Peers
+from crankshaft.engine.workers.peers import Peers
 from crankshaft.launch.cluster import listeners, rendezvous, resources
 from crankshaft.launch.cluster.tasks import Cluster
 ports = resources.free_ports(2)

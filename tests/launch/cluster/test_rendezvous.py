@@ -10,9 +10,9 @@ import pytest
 
 from crankshaft.launch.cluster import rendezvous
 from crankshaft.launch.cluster.rendezvous import ClusterError, RefusedError, Rendezvous
-from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.tasks import Cluster, make_cluster
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 
 SETTINGS = bytes([0, 0, 12, 4, 0, 0, 0, 0, 0])  # by which TensorFlow's server begins

@@ -16,9 +16,9 @@ import threading
 import pytest
 
 from crankshaft.launch.cluster import discovery, rendezvous, tf_config
-from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.cluster.tasks import Cluster, split
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough

@@ -10,14 +10,16 @@ import pytest
 
 from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
-from crankshaft.launch import command, failures, local, train
-from crankshaft.launch.cluster import arrival, rendezvous, servers
-from crankshaft.launch.cluster.supervisor import Supervisor
+from crankshaft.launch import command, failures, train
+from crankshaft.launch.cluster import arrival, rendezvous
 from crankshaft.launch.command_line import registry, rules
 from crankshaft.launch.command_line.flags import FIELDS, USES
+from crankshaft.launch.composition import building
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import process
-from crankshaft.launch.run import building
+from crankshaft.launch.launchers import local
+from crankshaft.launch.launchers.supervisor import Supervisor
+from crankshaft.launch.parameter_servers import servers
 from crankshaft.launch.run.data import loading
 
 HOSTILE = {

@@ -14,8 +14,8 @@ import crankshaft
 from crankshaft import Trainer, Update, learning_rate, mean
 from crankshaft.engine import optimizers
 from crankshaft.engine.layers import recomputed
+from crankshaft.engine.parameter_servers.pulled import OnServers
 from crankshaft.engine.step.context import StepContext
-from crankshaft.engine.strategies.parameter_server.pulled import OnServers
 from crankshaft.launch.command_line.flags import FLAG_INFO
 
 pytestmark = pytest.mark.thorough

@@ -19,8 +19,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, UsageError, load_model, mean, minimize, step_context
+from crankshaft.engine import devices
 from crankshaft.engine.hooks import Hook, every_epoch, every_steps
-from crankshaft.engine.strategies import devices
 from crankshaft.engine.strategies.replicated import eval_batch_size
 from crankshaft.launch.failures import EXIT_DIVERGED
 from tests.launch.line import FEATURES, LABELS, RUN, Line, data, location_of

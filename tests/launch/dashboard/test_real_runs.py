@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from benchmarks.browser import monitor
-from crankshaft.engine.machine.events import read
+from crankshaft.engine.record.events import read
 from tests.launch.conftest import MLP, Crank
 from tests.runs import newest
 

@@ -18,7 +18,7 @@ from crankshaft.engine.data.entry.py_dataset import BatchSource
 from crankshaft.engine.data.order import plain_order
 from crankshaft.engine.data.reader import Reader
 from crankshaft.engine.errors import SourceError
-from crankshaft.engine.strategies.parameter_server import sources
+from crankshaft.engine.parameter_servers import sources
 from crankshaft.launch.failures import UsageError
 from tests import logical_cpus
 from tests.engine.trainers import Columns

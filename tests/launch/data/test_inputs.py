@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine.data.source import Source, Spec
-from crankshaft.engine.machine.events import read
+from crankshaft.engine.record.events import read
 from crankshaft.launch.run.data.loading import faster_input
 from tests.bench import split_of
-from tests.engine.hooks.tensorboard.boards import scalars
+from tests.engine.tensorboard.boards import scalars
 
 INPUT = '''"""Rows, of which example 3 can't be read, nor the evaluation's first two."""
 

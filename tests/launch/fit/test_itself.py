@@ -21,7 +21,7 @@ from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras import Trainable
 from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
-from crankshaft.launch.run.compiled_cache import ATTRIBUTE
+from crankshaft.launch.keras_models.compiled_cache import ATTRIBUTE
 
 pytestmark = pytest.mark.thorough
 

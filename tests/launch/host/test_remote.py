@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.machine import files
-from crankshaft.launch.cluster.resources import free_ports
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.host import remote
+from crankshaft.launch.launchers.resources import free_ports
 from tests.runs import assert_equal_bits, newest
 from tests.waiting import wait_until
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
-from crankshaft.engine.layers.parallel import Dense
+from crankshaft.engine.sharding import Dense
 from crankshaft.launch.plan import cost
 from crankshaft.launch.plan.cost import Cost
 from crankshaft.launch.plan.quantities import flops_by_dtype

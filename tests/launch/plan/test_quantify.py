@@ -11,11 +11,11 @@ import tensorflow as tf
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.strategies.syncs import Syncs
 from crankshaft.launch.command_line import configuring, parsing
+from crankshaft.launch.composition import building
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan.peak_memory import peak
 from crankshaft.launch.plan.quantify import quantify
 from crankshaft.launch.plan.traced_ops import tensor_bytes
-from crankshaft.launch.run import building
 from crankshaft.launch.run.data import inputs, loading
 
 WIDER = ("--model=mlp", "--input=digits", "--train_steps=8", "--global_batch_size=32")

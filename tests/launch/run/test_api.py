@@ -23,8 +23,8 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.hooks import every_epoch, every_steps
-from crankshaft.engine.machine.events import read
-from tests.engine.hooks.tensorboard.boards import scalars
+from crankshaft.engine.record.events import read
+from tests.engine.tensorboard.boards import scalars
 from tests.engine.trainers import Columns
 
 pytestmark = pytest.mark.thorough

@@ -19,7 +19,7 @@ from crankshaft import Mean, auc, mean
 from crankshaft.engine.hooks import Hook
 from crankshaft.launch.failures import UsageError
 from tests import runs
-from tests.engine.hooks.tensorboard.boards import scalars
+from tests.engine.tensorboard.boards import scalars
 from tests.engine.trainers import Squares
 from tests.launch.conftest import MLP
 from tests.launch.line import FEATURES, LABELS, Line, data

@@ -157,7 +157,7 @@ LOADED = {"models", "record"}  # what each run has
 
 def test_a_plain_run_loads_no_part_that_it_does_not_have(program):
     modules = program[0]["of a fork before the start"][2]
-    assert {"crankshaft.launch.run.training", "crankshaft.models.mlp"} <= {*modules}
+    assert {"crankshaft.launch.composition.training", "crankshaft.models.mlp"} <= {*modules}
     paths = {module: part_of(module.removeprefix("crankshaft.").replace(".", "/")) for module in modules}
     assert [module for module, part in paths.items() if part and part not in LOADED] == []
     modes = ("modes.predicting", "modes.generate", "modes.export", "saved.saved_run")

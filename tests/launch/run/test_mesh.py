@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Averaged, load_model, mean, run
-from crankshaft.engine.layers.parallel import Attention, Dense, Embedding, RMSNorm
+from crankshaft.engine.sharding import Attention, Dense, Embedding, RMSNorm
 from tests.engine.trainers import Columns, Squares
 from tests.launch.modes.test_generation import RUN, text
 from tests.runs import result

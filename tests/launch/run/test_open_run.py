@@ -21,8 +21,8 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Trainer, UsageError, mean, open_run, run
+from crankshaft.engine import sharding as parallel
 from crankshaft.engine.hooks import every_steps
-from crankshaft.engine.layers import parallel
 from crankshaft.engine.strategies.base import Stop
 from crankshaft.launch.run.modes.predicting import Predictor
 from tests import logical_cpus

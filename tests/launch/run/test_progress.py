@@ -24,8 +24,8 @@ from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.base import Periodic
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.inventory import Inventory
-from crankshaft.engine.machine.events import SCHEMA
 from crankshaft.engine.metrics.sums import LoopSums
+from crankshaft.engine.record.events import SCHEMA
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import StrategyOptions

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import manifest
-from crankshaft.launch.run import building
+from crankshaft.launch.composition import building
 from tests import runs
 from tests.launch.command_line.test_config import asked
 from tests.launch.conftest import MLP

@@ -1,0 +1,338 @@
+"""The record of a run, `events.jsonl`: one JSON object per line, by `SCHEMA`.
+
+Anyone may have written the file: lines that don't match the schema are not events, and readers skip them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import time as clock
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+from .. import logging
+from ..errors import counted
+from ..machine.files import append, make_file, open_regular, replacing
+
+VERSION = 1
+# Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
+_PROCESS_EVENTS = {"start", "config", "cluster", "restart", "fault", "end"}
+LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
+_LONGEST_TEXT = 1 << 14
+_PIECE = 1 << 20
+_LATEST = 1e11  # Unix seconds; a span is shorter, too
+
+
+def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
+    """Whether values match the types of their keys, or `others`. Null is of each type: unknown, or not finite."""
+    return all(value is None or keys.get(name, others)(value) for name, value in values.items())
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int and -(1 << 63) <= value < 1 << 63
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_TEXT
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and _has_types({}, value, _number)
+
+
+def _spans(value: Any) -> bool:
+    return isinstance(value, dict) and _has_types({}, value, lambda span: _number(span) and abs(span) < _LATEST)
+
+
+def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns whether a value is a list of objects, whose values match these columns and a name, or are numbers."""
+
+    def is_row(row: Any) -> bool:
+        return isinstance(row, dict) and _has_types({"name": _text, **columns}, row, _number)
+
+    return lambda value: isinstance(value, list) and all(map(is_row, value))
+
+
+def _goodput(value: Any) -> bool:
+    return isinstance(value, dict) and _has_types({"share": _number, "seconds": _spans}, value)
+
+
+class EventKey(NamedTuple):
+    """The contents of a key of an event.
+
+    Attributes:
+      fits: function that tells whether a value other than null matches.
+      description: the description for docs/events.md.
+    """
+
+    fits: Callable[[Any], bool]
+    description: str
+
+
+_TASKS = _rows(address=_text)
+_TASK = EventKey(_text, "the task that it is about; null for the whole run")
+_SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
+# The keys of each kind. Other keys may have any values.
+SCHEMA: dict[str, dict[str, EventKey]] = {
+    "start": {
+        "version": EventKey(_integer, "1; it grows only if a key changes its meaning"),
+        "attempt": EventKey(_integer, "0 for the run's first process, one more for each that resumes it"),
+        "pid": EventKey(_integer, "the process ID"),
+        "host": EventKey(_text, "the host's name"),
+        "pid_space": EventKey(_text, "where the process ID counts: this boot of the machine, and the container"),
+        "cause": EventKey(_text, "what ended the process before; null for the first"),
+        "mode": EventKey(_text, "the mode"),
+        "until_step": EventKey(_integer, "the step at which the run ends; null if only the program knows"),
+        "steps_per_epoch": EventKey(_number, "steps per epoch"),
+        "seconds": EventKey(_spans, "what came before the first step: `start`"),
+        "spent": _SPENT,
+    },
+    "config": {
+        "values": EventKey(lambda value: isinstance(value, dict), "all flags; `model` by its name"),
+        "command": EventKey(_text, "the command line"),
+        "versions": EventKey(lambda value: isinstance(value, dict), "of Python and the libraries"),
+        "commit": EventKey(_text, "git's, of the program's folder; null if it is in no repository"),
+    },
+    "cluster": {
+        "strategy": EventKey(_text, "the strategy"),
+        "replicas": EventKey(_integer, "the number of replicas"),
+        "workers": EventKey(_TASKS, "the `name` and `address` of each worker"),
+        "servers": EventKey(_TASKS, "of each parameter server"),
+    },
+    "window": {
+        "epoch": EventKey(_number, "the epoch, with its fraction"),
+        "seconds": EventKey(_number, "since this process's first step"),
+        "seconds_left": EventKey(_number, "to the run's end, by the clock"),
+        "metrics": EventKey(_numbers, "means over the window"),
+        "learning_rate": EventKey(_number, "of the last update; `learning_rate/NAME` of several optimizers"),
+        "loss_scale": EventKey(_number, "of float16"),
+        "tables/NAME/rows_given": EventKey(_number, "with `admit_after`, as `rows_freed` and `turned_away`"),
+        "steps_per_sec": EventKey(_number, "steps per second"),
+        "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
+        "input_wait_fraction": EventKey(_number, "the share of the time that steps waited for input"),
+        "input_wait_ms": EventKey(_number, "a step's wait for input"),
+        "input_bytes_per_sec": EventKey(_number, "bytes read per second"),
+        "input_steps_ahead": EventKey(_number, "steps whose examples are ready"),
+        "reduce_fraction": EventKey(_number, "the share of workers' steps that waited for other workers"),
+        "workers": EventKey(
+            _rows(),
+            "each worker's `name`, `step_ms`, `own_ms` (without waiting for other workers), `input_wait_ms`, "
+            "`reduce_wait_ms`, `gradient_norm` (if computed); with parameter servers `steps` done, `lag` behind the "
+            "fastest in steps, and `staleness`, the mean number of others' updates between its pull and its push",
+        ),
+        "servers": EventKey(
+            _rows(rows=_numbers),
+            "each server's `name`, `bytes` of variables and slots, `rows` of each table, and `seconds` of its newest "
+            "answer (null if servers are not probed)",
+        ),
+        "staleness": EventKey(_numbers, 'how many updates missed 0, 1, ... of others (`"15"`: 15 or more)'),
+        "spent": _SPENT,
+        "memory_mb": EventKey(_number, "resident memory of the process, MiB"),
+    },
+    "row": {
+        "epoch": EventKey(_number, "the epoch; a row of `run(...).history` has numbers alone"),
+        "seconds": EventKey(_number, "since this process's first step"),
+        "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
+        "train_NAME": EventKey(_number, "mean of a training metric since the last row"),
+        "eval_NAME": EventKey(_number, "a metric of the evaluation at this step"),
+    },
+    "evaluation": {
+        "metrics": EventKey(_numbers, "of the evaluation"),
+        "eval_batches": EventKey(_integer, "of how many of the first batches it is, if not of all"),
+        "seconds": EventKey(_number, "that it took"),
+    },
+    "checkpoint": {
+        "path": EventKey(_text, "in the run_dir"),
+        "seconds": EventKey(_number, "that writing took, beside training"),
+        "bytes": EventKey(_integer, "its size"),
+        "best": EventKey(lambda value: isinstance(value, bool), "whether it is the best evaluation's"),
+    },
+    "warning": {
+        "text": EventKey(_text, "what was logged"),
+        "task": _TASK,
+        "state": EventKey(_text, "`answers`: the task is heard again"),
+    },
+    "fault": {
+        "text": EventKey(_text, "why the run ends"),
+        "task": _TASK,
+        "state": EventKey(_text, "`silent`: the task has not been heard of for a second and a half"),
+    },
+    "restart": {
+        "cause": EventKey(_text, "what ended, and how, as `crankshaft local` saw it"),
+        "task": _TASK,
+        "exit_code": EventKey(_integer, "of that task"),
+    },
+    "end": {
+        "reason": EventKey(_text, "`done`, a signal, a hook's reason, or an error's line"),
+        "exit_code": EventKey(_integer, "of the process"),
+        "goodput": EventKey(_goodput, "`share` and `seconds`: [goodput](#goodput)"),
+    },
+}
+_FITS = {kind: {name: key.fits for name, key in keys.items()} for kind, keys in SCHEMA.items()}
+
+
+def parsed(line: bytes) -> dict[str, Any] | None:
+    """Returns the event of a line; None if it does not match the schema, e.g. a killed writer's last line."""
+    try:
+        event = json.loads(line.decode(errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(event, dict):
+        return None
+    head: list[Any] = [event.get(name) for name in ("event", "time", "step")]
+    kind, time, step = head
+    if not isinstance(kind, str) or not _number(time) or not 0 <= time < _LATEST or not _integer(step) or step < 0:
+        return None
+    values = {name: value for name, value in event.items() if name != "event"}
+    others = _number if kind == "row" else lambda value: True
+    return event if _has_types(_FITS.get(kind, {}), values, others) else None
+
+
+def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Yields each event and its line, skipping other lines. Raises OSError, also for a link."""
+    with open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
+        for event, line in _lines(file):
+            if event is not None:
+                yield event, line
+
+
+def newest_step(path: str | None) -> int:
+    """Returns the newest step of a record; 0 without one."""
+    recorded = read(path) if path and os.path.isfile(path) else ()
+    return max((event["step"] for event, _ in recorded), default=0)
+
+
+def record_restart(path: str | None, at: float, cause: str, task: str, exit_code: int) -> None:
+    """Records a restart, at so many Unix seconds, and why; a run that has no record yet has lost nothing."""
+    if path and os.path.isfile(path):
+        EventLog(path).write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
+    """Yields each line and its event, if it is one. Reads overlong lines in pieces."""
+    is_rest = False
+    while line := file.readline(LONGEST_LINE):
+        is_whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
+        if not is_rest:
+            yield parsed(line) if is_whole else None, line
+        is_rest = not is_whole
+
+
+class EventLog:
+    """Appends events to a file. Several threads may.
+
+    If writing fails, e.g. on a full disk, the run and the record continue: a warning is logged, missing events are
+    counted, and each later event is an attempt. The first that succeeds follows a warning with the count.
+
+    Args:
+      path: the file's path; None writes nothing.
+    """
+
+    def __init__(self, path: str | None):
+        self._path = path
+        self._lock = threading.Lock()
+        self._missing: list[int] = []  # the steps of the events that could not be written
+        self._reason = ""  # why not; "" while the file can be written
+        self._cut_at: int | None = None  # the step past which the file must be truncated first
+
+    def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
+        """Appends an event; non-finite numbers become null. `time` is in Unix seconds, None is now."""
+        head = {"event": event, "time": clock.time() if time is None else time, "step": step}
+        with self._lock, self._attempt(step):
+            if self._cut_at is not None:
+                self._cut(self._cut_at, lambda event: None)
+            lines = [json.dumps(_finite({**head, **values}))]
+            if self._missing:
+                first, last = min(self._missing), max(self._missing)
+                at = f"steps {first:,} to {last:,}" if first < last else f"step {first:,}"
+                is_or_are = "is" if len(self._missing) == 1 else "are"
+                text = f"{counted(len(self._missing), 'event')} of {at} {is_or_are} missing: {self._reason}"
+                gap = {"event": "warning", "time": head["time"], "step": step, "text": text, "task": None}
+                # With the event or not at all: else a disk with room for one of them is logged twice.
+                lines.insert(0, json.dumps(gap))
+            self._append("\n".join(lines))
+            self._missing, self._reason = [], ""
+
+    def cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
+        """Removes the events of steps past `step`; passes all events to `replay` first.
+
+        Lines that are not events are removed, too, and their number is logged.
+        """
+        with self._lock, self._attempt():
+            self._cut_at = step
+            self._cut(step, replay)
+
+    @contextlib.contextmanager
+    def _attempt(self, *steps: int) -> Iterator[None]:
+        """Runs a body that writes; on failure counts an event of each of these steps as missing."""
+        try:
+            yield
+        except OSError as error:
+            self._missing += steps
+            if not self._reason:
+                line = "%s can't be written (%s); the run continues, and so does its record once it can be"
+                logging.warning(line, self._path, error.strerror)
+            self._reason = str(error.strerror)
+
+    def _append(self, line: str) -> None:
+        if self._path is None:
+            return
+        with os.fdopen(open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "rb+", buffering=0) as file:
+            content = f"{line}\n".encode()
+            if end := file.seek(0, os.SEEK_END):
+                file.seek(end - 1)
+                content = content if file.read(1) == b"\n" else b"\n" + content  # ends a killed writer's line
+            append(file.fileno(), content)
+
+    def _cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
+        if self._path is not None and os.path.lexists(self._path):
+            with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
+                ranges, skipped = _kept(file, step, replay)
+                # Else nothing is removed, and a long record need not be copied.
+                if ranges != [(0, file.tell())]:
+                    with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
+                        for first, last in ranges:
+                            file.seek(first)
+                            while piece := file.read(min(_PIECE, last - file.tell())):
+                                left.write(piece)
+            if skipped:
+                removed = f"{counted(skipped, 'line')} that {'is' if skipped == 1 else 'are'} not of its schema"
+                logging.warning("%s: %s removed; a process that is killed may leave one", self._path, removed)
+        self._cut_at = None
+
+
+def _kept(file: IO[bytes], step: int, replay: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
+    """Returns the byte ranges of a file to keep when truncating it to a step, and the number of lines without event."""
+    ranges, skipped = [(0, 0)], 0
+    for event, line in _lines(file):
+        if event is None:
+            skipped += 1
+            continue
+        replay(event)
+        if event["step"] <= step or event["event"] in _PROCESS_EVENTS:
+            last = file.tell()
+            first = ranges.pop()[0] if ranges[-1][1] == last - len(line) else last - len(line)
+            ranges.append((first, last))
+    return ranges, skipped
+
+
+def _finite(value: Any) -> Any:
+    """Converts a value for JSON: non-finite numbers to None, tuples to lists, keys to text."""
+    if isinstance(value, Mapping):
+        return {str(name): _finite(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return _finite(value.item()) if hasattr(value, "item") else str(value)

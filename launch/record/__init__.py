@@ -1,0 +1,1 @@
+"""What a run writes to its record. Runs on the host."""

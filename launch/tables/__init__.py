@@ -1,0 +1,1 @@
+"""What `mode=export` writes of tables of embeddings. Runs on the host."""

@@ -1,0 +1,111 @@
+"""What is an event of a run's record, and what a line that is none can't do."""
+
+import json
+
+import pytest
+
+from crankshaft.engine.record import events
+from crankshaft.engine.record.events import EventLog, parsed, read
+from crankshaft.engine.record.goodput import Goodput, Past
+from tests.limits import files_no_larger_than
+from tests.pages import ROOT
+
+NOT_OF_THE_SCHEMA = [
+    '{"event": "window", "time": 1, "step": "5"}',
+    '{"event": "window", "time": 1, "step": true}',
+    '{"event": "window", "time": 1, "step": -1}',
+    '{"event": "window", "time": 1, "step": 1e400}',
+    '{"event": "window", "time": 1, "step": 1' + "0" * 400 + "}",
+    '{"event": "window", "time": 1' + "0" * 400 + ', "step": 1}',
+    '{"event": "window", "time": -1, "step": 1}',
+    '{"event": "window", "time": NaN, "step": 1}',
+    '{"event": "window", "time": 1, "step": 3, "spent": {"total": "x", "steps": null}}',
+    '{"event": "window", "time": 1, "step": 3, "spent": {"total": 1e300}}',
+    '{"event": "window", "time": 1, "step": 3, "metrics": {"loss": 1' + "0" * 400 + "}}",
+    '{"event": "window", "time": 1, "step": 3, "workers": ["x"]}',
+    '{"event": "window", "time": 1, "step": 3, "workers": [{"name": "a", "step_ms": "x"}]}',
+    '{"event": "window", "time": 1, "step": 3, "workers": [{"name": 3}]}',
+    '{"event": "window", "time": 1, "step": 3, "servers": [{"name": "ps 0", "rows": [1]}]}',
+    '{"event": "row", "time": 1, "step": 3, "train_loss": "0.5"}',
+    '{"event": "evaluation", "time": 1, "step": 3, "seconds": "5"}',
+    '{"event": "checkpoint", "time": 1, "step": 3, "seconds": "5"}',
+    '{"event": "checkpoint", "time": 1, "step": 3, "best": "no"}',
+    '{"event": "cluster", "time": 1, "step": 0, "workers": ["x"]}',
+    '{"event": "cluster", "time": 1, "step": 0, "workers": {"name": "x"}}',
+    '{"event": "start", "time": 1, "step": 0, "host": "here", "pid": "1"}',
+    '{"event": "start", "time": 1, "step": 0, "until_step": 0.5}',
+    '{"event": "end", "time": 1, "step": 0, "reason": ["x"]}',
+    '{"event": "end", "time": 1, "step": 0, "goodput": {"seconds": {"steps": []}}}',
+    '{"event": "fault", "time": 1, "step": 0, "text": "' + "x" * 20_000 + '"}',
+]
+
+
+@pytest.mark.parametrize("line", NOT_OF_THE_SCHEMA)
+def test_a_line_that_does_not_match_the_schema_blocks_no_resume(tmp_path, line):
+    assert parsed(line.encode()) is None
+    path, past, goodput = tmp_path / "events.jsonl", Past(), Goodput()
+    whole = [
+        '{"event": "start", "time": 5, "step": 0, "spent": {"steps": null, "other": 2}}',
+        '{"event": "x", "time": 6, "step": 1}',
+    ]
+    path.write_text("\n".join([whole[0], line, whole[1], ""]))
+    EventLog(str(path)).cut(9, past.replay)
+    assert path.read_text().splitlines() == whole
+    goodput.resume(past, None, 9, 7.0)
+    assert goodput.report()["seconds"]["total"] == 4.0
+
+
+def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whole(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(events, "LONGEST_LINE", 100)
+    path, event = tmp_path / "events.jsonl", '{"event": "window", "time": 1, "step": 2}\n'
+    path.write_text(
+        event + '{"event": "window", "time": 1, "step": 3, "x": "' + "y" * 500 + '"}\n[]\n' + event + '{"ev'
+    )
+    with caplog.at_level("WARNING", logger="crankshaft"):
+        EventLog(str(path)).cut(5, lambda event: None)
+    assert "3 lines that are not of its schema removed" in caplog.text
+    assert path.read_text() == 2 * event
+
+
+def test_a_disk_that_is_full_for_a_while_leaves_a_gap_and_a_line_that_says_so(tmp_path, caplog):
+    path, log = tmp_path / "events.jsonl", EventLog(str(tmp_path / "events.jsonl"))
+    with caplog.at_level("WARNING", logger="crankshaft"):
+        log.write("window", 10, time=1, metrics={"loss": 0.5})
+        with files_no_larger_than(path.stat().st_size + 20):  # room for a part of a line
+            for step in (20, 30, 40):
+                log.write("window", step, time=2)
+            assert len(path.read_bytes().splitlines()) == 1
+        with files_no_larger_than(path.stat().st_size + 200):  # room for the gap's line, and not for the event
+            log.write("window", 45, time=2, cause="x" * 300)
+        log.write("window", 50, time=3)
+        log.write("window", 60, time=4)
+    found = [(event["event"], event["step"], event.get("text")) for event, _ in read(str(path))]
+    assert len(path.read_bytes().splitlines()) == 4
+    gap = ("warning", 50, "4 events of steps 20 to 45 are missing: File too large")
+    assert found == [("window", 10, None), gap, ("window", 50, None), ("window", 60, None)]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path} can't be written (File too large); the run continues, and so does its record once it can be"
+    ]
+
+
+def test_a_record_that_could_not_be_cut_at_a_resume_is_cut_before_it_goes_on(tmp_path):
+    path, seen = tmp_path / "events.jsonl", []
+    for step in range(10, 60, 10):
+        EventLog(str(path)).write("window", step, time=step)
+    log = EventLog(str(path))
+    with files_no_larger_than(100):
+        log.cut(30, lambda event: seen.append(event["step"]))
+        log.write("window", 40, time=70)
+    log.write("window", 50, time=80)
+    assert seen == [10, 20, 30, 40, 50]
+    assert [(event["step"], event["event"]) for event, _ in read(str(path))] == [
+        *((10, "window"), (20, "window"), (30, "window"), (50, "warning"), (50, "window"))
+    ]
+
+
+def test_what_real_runs_recorded_is_of_the_schema():
+    records = sorted((ROOT / "tests" / "launch" / "saved_runs").glob("*/events.jsonl"))
+    assert len(records) == 4
+    for path in records:
+        lines = path.read_bytes().splitlines()
+        assert [event for event, _ in read(str(path))] == [json.loads(line) for line in lines]
