@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ import tensorflow as tf
 from . import logging
 from .errors import UsageError, reason
 from .machine import cpus, gpus
-from .mesh.layout import Mesh
+from .mesh.layout import Mesh, model_axis
 from .strategies import registry
 from .strategies.base import Strategy
 from .strategies.options import StrategyOptions
@@ -69,16 +69,6 @@ def create(name: str, **settings: Any) -> Strategy:
     if name == "multi_worker":
         return multi_worker.MultiWorker(distribution, options, mesh)
     return Replicated(name, distribution, options, mesh, micro_batches)
-
-
-def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
-    """Returns the size of the axis `model` of a mesh. Raises `UsageError` if its sizes do not lay out the replicas."""
-    model = sizes.get("model", 1)
-    if sizes.get("data", replicas // model) * model != replicas:
-        layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
-        fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
-        raise UsageError(f"mesh={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
-    return model
 
 
 def set_threads_per_micro_batch(micro_batches: int) -> int:

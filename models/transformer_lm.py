@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ..engine import generation
 from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.layers import recomputed
@@ -36,7 +37,6 @@ from ..engine.metrics.pairs import Mean
 from ..engine.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
 from ..engine.sharding.layers import shard_size
 from ..engine.trainer import Trainer
-from . import generation
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

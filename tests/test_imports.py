@@ -56,7 +56,7 @@ PARTS = {
     "launchers": ("launch/launchers/",),
     "clusters": ("launch/cluster/arrival.py", "launch/cluster/listeners.py", "launch/cluster/rendezvous.py"),
     "models": (
-        *("models/classification.py", "models/cnn.py", "models/generation.py", "models/logistic.py", "models/mlp.py"),
+        *("models/classification.py", "models/cnn.py", "models/logistic.py", "models/mlp.py"),
         "models/resnet.py",
     ),
 }
@@ -89,13 +89,6 @@ COMPOSING = {
     "launch/composition/training.py": {"clusters", "memory snapshots"},
     "launch/run/modes/export.py": {"tables"},
     "launch/train.py": {"launchers"},
-}
-
-# What the core imports of parts beside that, which is to become nothing.
-NOT_YET = {
-    "launch/plan/quantify.py": {"the composition of a run"},
-    "launch/plan/rehearsal.py": {"the composition of a run"},
-    "launch/run/modes/generate.py": {"models"},
 }
 
 # What reads the command line or the environment: launch's alone.
@@ -215,7 +208,7 @@ def part_faults(root: Path) -> list[str]:
         f"{path}:{line} imports {part}, which only a file that composes a run may, within the `if` that says that this "
         "run has it; pass it an object"
         for path, line, part, is_chosen in part_imports(root)
-        if not (is_chosen and part in COMPOSING.get(path, ())) and part not in NOT_YET.get(path, ())
+        if not (is_chosen and part in COMPOSING.get(path, ()))
     ]
 
 
@@ -306,16 +299,9 @@ def test_the_rule_is_kept(rule):
     assert not faults, "\n".join(faults)
 
 
-def test_each_entry_of_the_lists_of_parts_is_needed():
-    found = part_imports(ROOT)
-    broken = {(path, part) for path, _, part, is_chosen in found if not is_chosen or path not in COMPOSING}
-    kept = {(path, part) for path, _, part, _ in found} - broken
-    assert entries(NOT_YET) == broken
-    assert entries(COMPOSING) == kept
-
-
-def entries(parts: dict[str, set[str]]) -> set[tuple[str, str]]:
-    return {(path, part) for path, names in parts.items() for part in names}
+def test_each_entry_of_the_composing_files_is_needed():
+    kept = {(path, part) for path, _, part, _ in part_imports(ROOT)}
+    assert kept == {(path, part) for path, names in COMPOSING.items() for part in names}
 
 
 def test_parts_are_of_files_that_exist():

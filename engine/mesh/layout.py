@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -257,3 +257,13 @@ def local_replicas(distribution: tf.distribute.Strategy) -> range:
         distribution.experimental_distribute_values_from_function(lambda context: context.replica_id_in_sync_group)
     )[0]
     return range(int(first), int(first) + len(distribution.extended.worker_devices))
+
+
+def model_axis(sizes: Mapping[str, int], replicas: int) -> int:
+    """Returns the size of the axis `model` of a mesh. Raises `UsageError` if its sizes do not lay out the replicas."""
+    model = sizes.get("model", 1)
+    if sizes.get("data", replicas // model) * model != replicas:
+        layout = ",".join(f"{axis}:{size}" for axis, size in sizes.items())
+        fitting = [f"data:{replicas // m},model:{m}" for m in range(1, replicas + 1) if replicas % m == 0]
+        raise UsageError(f"mesh={layout} does not lay out {replicas} replicas; use {' or '.join(fitting)}")
+    return model

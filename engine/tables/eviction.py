@@ -30,7 +30,7 @@ class Eviction(Periodic):
         super().__init__(0, more={self._period(table) for table in self.tables})
 
     @staticmethod
-    def _period(table) -> int:
+    def _period(table):
         return max(1, table.evict_after // 4)
 
     def begin(self, status: Status) -> None:

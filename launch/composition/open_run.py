@@ -340,7 +340,7 @@ class Run(BaseRun):
           seed: seed of the samples; None is the run's.
 
         Raises:
-          UsageError: the model predicts no next token (`models.generation.Generates`), the prompt is empty, or an
+          UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
         from ..run.modes import generate

@@ -19,8 +19,8 @@ from ...engine.internals.variables import tf_variable
 from ...engine.mesh import sharded
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ..command_line.config import Config
-from ..composition.building import parallel_micro_batches
 from ..failures import UsageError
+from ..run.state import parallel_micro_batches
 from . import cost
 from .cost import variable_bytes
 from .peak_memory import OUTSIDE, peak

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ...engine import devices
 from ...engine.data import form
 from ...engine.data.feeds.combined import CombinedFeed
 from ...engine.data.feeds.feed import UntakenFeed
@@ -20,7 +19,7 @@ from ...engine.data.run_data import Data
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
-from ...engine.mesh.layout import Axis, Mesh
+from ...engine.mesh.layout import Axis, Mesh, model_axis
 from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
@@ -29,8 +28,8 @@ from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ..command_line import checks, rules
 from ..command_line.config import Config
-from ..composition import building
 from ..failures import UsageError
+from ..run import state as states
 from ..run.data import inputs as run_inputs
 from ..run.data import loading
 from .quantities import Message
@@ -170,7 +169,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         config.resident_data_mb << 20, config.shuffle_buffer, config.auto_shard_policy, config.shuffle_window
     )
     options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
-    model = devices.model_axis(rules.mesh_shape(config.mesh), layout.replicas)
+    model = model_axis(rules.mesh_shape(config.mesh), layout.replicas)
     mesh = Mesh(None, model, config.shard_optimizer)
     gathers_small = model == 1 and not config.shard_optimizer  # else collectives are the mesh's own, without gathers
     # By name: the size of an axis's groups, and how many of these a host has.
@@ -186,7 +185,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         raise UsageError("examples differ in length, and so does what a step needs; pad them to one length to plan")
     if isinstance(inputs.feeds["train"], CombinedFeed):
         raise UsageError("a step takes a batch of each of several inputs; plan each of them alone")
-    steps, variables = building.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
+    steps, variables = states.train_steps(config, inputs.feeds["train"], ()), list[tf.Variable]()
 
     def create(_, **keywords):
         shape, dtype = shape_and_dtype(keywords)
@@ -197,7 +196,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
         return variable
 
     def trace() -> Rehearsal:
-        state = building.build_state(config, strategy, inputs, steps)
+        state = states.build_state(config, strategy, inputs, steps)
         gradients = _record_gradients(state.trainer.reduction)
         local_batch = config.global_batch_size // batch_shards
         specs = tf.nest.map_structure(lambda x: tf.TensorSpec([local_batch, *x.shape[1:]], x.dtype), inputs.example)

@@ -11,12 +11,12 @@ from typing import Any
 
 from ....engine.checkpoints.run_dir import NAMES
 from ....engine.errors import counted, visible
+from ....engine.generation import Generates
+from ....engine.generation import generate as generate_tokens
 from ....engine.hooks import numerics
 from ....engine.hooks.evaluation import averaged_weights
 from ....input.checks import InputError
 from ....input.files import tokens as kinds
-from ....models.generation import Generates
-from ....models.generation import generate as generate_tokens
 from ... import terminal
 from ...command_line import checks
 from ...failures import UsageError
@@ -131,6 +131,6 @@ def _language_model(run: BaseRun) -> Generates:
     if not isinstance(model, Generates):
         raise UsageError(
             f"{run.config.model_entry.name} does not predict the next token; generate with a language model, such as "
-            "model=transformer_lm, or give self.model the methods of crankshaft.models.generation.Generates"
+            "model=transformer_lm, or give self.model the methods of crankshaft.engine.generation.Generates"
         )
     return model

@@ -16,6 +16,7 @@ from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan.peak_memory import peak
 from crankshaft.launch.plan.quantify import quantify
 from crankshaft.launch.plan.traced_ops import tensor_bytes
+from crankshaft.launch.run import state as states
 from crankshaft.launch.run.data import inputs, loading
 
 WIDER = ("--model=mlp", "--input=digits", "--train_steps=8", "--global_batch_size=32")
@@ -88,7 +89,7 @@ def sent_by_the_engine(config):
     """Returns the bytes that the first replica of a real strategy puts into each collective of its traced step."""
     strategy = building.make_strategy(config)
     run_inputs = inputs.build(config, loading.load(config), strategy)
-    state = building.build_state(config, strategy, run_inputs, 8)
+    state = states.build_state(config, strategy, run_inputs, 8)
     strategy.bind(state, run_inputs.feeds["train"])
     traced = [strategy.training.one_step(0).graph]
     if state.trainer.reduction.sync_every_steps:

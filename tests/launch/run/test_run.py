@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import manifest
-from crankshaft.launch.composition import building
+from crankshaft.launch.run import state
 from tests import runs
 from tests.launch.command_line.test_config import asked
 from tests.launch.conftest import MLP
@@ -121,4 +121,4 @@ def test_a_run_without_progress_prints_nothing(inside, tmp_path):
 )
 def test_there_are_as_many_micro_batches_as_cores_where_that_pays(monkeypatch, flags, threads, micro_batches):
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", str(threads))
-    assert building.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches
+    assert state.parallel_micro_batches(asked("--input=digits", *flags.split())) == micro_batches

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.generation import Generates, choose, generate, signatures
 from crankshaft.models import generation
-from crankshaft.models.generation import Generates, choose, generate, signatures
 from tests.logical_cpus import make_four
 
 CONTEXT, WIDTH, VOCABULARY = 8, 16, 11
