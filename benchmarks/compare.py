@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from crankshaft.launch.command_line.config import visible_gpus
 from crankshaft.launch.failures import EXIT_FAILED, EXIT_SLOWER
-from crankshaft.launch.launchers.resources import visible_gpus
 
 from . import rounds
 from .processes import ROOT, Process, importable, read_result, run_script, run_together

@@ -198,8 +198,8 @@ def test_names_in_docstrings_and_comments_exist():
 
 # What only a command line calls, and lines of benchmark mode.
 COMMANDS = (
-    "local.py",
-    "ask.py",
+    "launchers/local.py",
+    "ask/command.py",
     "prepare.py",
     "dashboard",
     "benchmark",

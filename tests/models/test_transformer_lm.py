@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import StepOptions
+from crankshaft.engine import generation
 from crankshaft.engine.mesh import sharded
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions
-from crankshaft.models import generation
 from crankshaft.models.transformer_lm import Model
 
 SMALL = {"layers": 2, "width": 32, "heads": 4}

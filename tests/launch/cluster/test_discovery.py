@@ -293,7 +293,8 @@ def test_a_task_whose_index_another_host_has_says_so():
 ALONE = """
 import sys
 from crankshaft.engine.workers.peers import Peers
-from crankshaft.launch.cluster import listeners, rendezvous, resources
+from crankshaft.launch.cluster import listeners, rendezvous
+from crankshaft.launch.launchers import resources
 from crankshaft.launch.cluster.tasks import Cluster
 ports = resources.free_ports(2)
 addresses = tuple(f"{resources.loopback()}:{port}" for port in ports)

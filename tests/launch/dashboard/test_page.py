@@ -16,7 +16,7 @@ from crankshaft.launch.dashboard import page as pages
 from crankshaft.launch.dashboard import report
 from crankshaft.launch.dashboard.record_reader import RecordReader
 from crankshaft.launch.dashboard.recorded_run import RecordedRun
-from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
+from tests.engine.record.test_events import NOT_OF_THE_SCHEMA
 from tests.launch.benchmark.test_benchmark_report import MORE, RESULT
 from tests.launch.dashboard.test_plan_file import PLAN
 from tests.waiting import PATIENCE

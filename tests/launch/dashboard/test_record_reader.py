@@ -9,7 +9,7 @@ import pytest
 from benchmarks.monitor_page import events, write
 from crankshaft.launch.dashboard.record_reader import RecordReader
 from crankshaft.launch.dashboard.track import Track
-from tests.engine.machine.test_events import NOT_OF_THE_SCHEMA
+from tests.engine.record.test_events import NOT_OF_THE_SCHEMA
 
 BEGIN = 1.7e9
 OF_THE_SCHEMA = b"]" * 50 + b"}}"

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.thorough
 # --- what a task is given
 
 SHOW = """
-from crankshaft.launch.cluster import children
+from crankshaft.launch.launchers import children
 while len(job := children.job_processes(os.environ)) < 2:
     time.sleep(0.01)
 threads = os.environ["TF_NUM_INTRAOP_THREADS"], os.environ["OMP_NUM_THREADS"]
@@ -284,7 +284,8 @@ def test_help_names_every_flag(ended):
 def test_another_system_than_linux_is_told_in_one_line():
     """After the imports, which would need that system's library."""
     code = (
-        "import sys; from crankshaft.launch import command, local; sys.platform = 'darwin'\n"
+        "import sys\nfrom crankshaft.launch import command\nfrom crankshaft.launch.launchers import local\n"
+        "sys.platform = 'darwin'\n"
         "command.execute('local', ['--workers=2', '--', '--model=mlp', '--input=digits'])"
     )
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
