@@ -1,4 +1,4 @@
-"""Hooks act between calls of the inner loop: their kinds, a user's own, and the shipped ones. Runs on the host."""
+"""Hooks act between calls of the inner loop: their kinds, a user's own, and those of the core. Runs on the host."""
 
 from ..meter import Meter, Segment, Totals, Window
 from .base import Hook, Periodic, Status, StopRequest, Windowed, every_epoch, every_steps

@@ -1,4 +1,7 @@
-"""Layers for models: Keras's with less work on CPUs; in folders, sharded ones. Runs on the replica."""
+"""Layers for models: Keras's with less work on CPUs. Runs on the replica.
+
+The folders have former names of `engine.tables` and `engine.sharding`.
+"""
 
 from ..step.recompute import recomputed
 from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products

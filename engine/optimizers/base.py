@@ -153,7 +153,7 @@ class Optimizer(tf.Module):
         if self._targets is not None:
             raise RuntimeError(f"optimizer {self.name} is already built; make a new one")
         self.iterations = tf.Variable(0, dtype=tf.int64, trainable=False, name="iterations")
-        # On one server, from which a step reads all three as one tensor (`parameter_server.pulled`).
+        # On one server, from which a step reads all three as one tensor (`parameter_servers.pulled`).
         with tf.distribute.get_strategy().extended.colocate_vars_with(self.iterations):
             self.learning_rate_scale = tf.Variable(1.0, dtype=tf.float32, trainable=False, name="learning_rate_scale")
             counts = tf.zeros([len(variables)], tf.int64)

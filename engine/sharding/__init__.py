@@ -1,4 +1,4 @@
-"""Layers of models sharded over a mesh of replicas, data x model. Runs on the replica."""
+"""Models and optimizers sharded over a mesh: layers, sums of gradients, updates in shards. Runs on the replica."""
 
 from ..mesh.layout import Mesh, current_mesh
 from .attention import Attention

@@ -1,6 +1,7 @@
-"""Defines where steps run: strategies, see base.py; `register` adds one of your own. Runs on the host.
+"""Defines where and how steps run: strategies of one process, the inner loop, its checks. Runs on the host.
 
-Only the compiled steps run elsewhere: on the replicas, or with parameter servers on workers.
+The contract is in base.py; `register` adds a strategy of your own. Only the compiled steps run elsewhere: on the
+replicas, or with parameter servers on workers.
 """
 
 from .options import ClusterAddresses, FeedOptions, ServerOptions, StrategyOptions, WorkerTask

@@ -96,7 +96,7 @@ class StrategyOptions:
       communication: how workers exchange sums, see `multi_worker.connect`.
       step_timeout_seconds: time without progress, or any update on parameter servers, until this process names who is
         stuck and ends; 0 waits for ever.
-      end_process: called by a stuck process with the reason, a line with `errors.setting`; None prints it and stacks.
+      end_process: called by a stuck process with the reason, in a line; None prints it and stacks.
       steps_per_loop: steps per compiled call, or per lease; 0 fits them to about a quarter of a second.
       parallel_micro_batches: number that one_device computes in parallel, see `devices.set_threads_per_micro_batch`.
       gpus: the GPUs to use, see `gpus.use_only`. By default one_device takes the first, and parameter_server's

@@ -1,1 +1,1 @@
-"""Several workers that train in step: their strategy, who is lost, stuck or slow. Runs on the host."""
+"""Several workers that train in step: their strategy, what they exchange, who is lost or stuck. Runs on the host."""

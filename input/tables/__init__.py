@@ -1,1 +1,1 @@
-"""Tables: columns by name, delimited text. Runs on the host."""
+"""Tables of CSV and Parquet files: columns by name, their types, fitted preprocessing. Runs on the host."""

@@ -1,1 +1,1 @@
-"""`crankshaft ask`, and what it is told of a run. Runs on the host."""
+"""`crankshaft ask`, and how a run answers it. Runs on the host."""

@@ -1,1 +1,1 @@
-"""Composes a run of its parts: each is imported here, within the `if` that says that the run has it."""
+"""Composes a run of its parts, each imported within the `if` that says that the run has it. Runs on the host."""

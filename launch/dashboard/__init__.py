@@ -1,1 +1,1 @@
-"""Shows runs to people: the page that `crankshaft monitor` serves and `crankshaft report` writes. Runs on the host."""
+"""Shows runs: the page that `crankshaft monitor` serves and `report` writes, and figures for Prometheus."""

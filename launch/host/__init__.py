@@ -1,1 +1,1 @@
-"""The process that a run lives in: its start, signals, locks and files, and the report of errors. Runs on the host."""
+"""The process that a run lives in: its start and end, signals, shared state, lock and files. Runs on the host."""

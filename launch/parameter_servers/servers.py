@@ -48,7 +48,7 @@ def serve(
       run_dir: folder of requests for this task's stacks, where a worker also announces its address; None for neither.
 
     Raises:
-      DeviceError: the requested GPUs do not exist.
+      UsageError: the requested GPUs do not exist.
     """
     if gpus is None and cluster.kind == "ps":
         gpus = ()

@@ -1,1 +1,1 @@
-"""What a run writes to its record. Runs on the host."""
+"""Makes the hook that writes a run's record. Runs on the host."""

@@ -1,4 +1,4 @@
-"""The names of `engine.tables`, where programs imported them before."""
+"""The names of `engine.tables`, for programs that import them from here."""
 
 from ...tables import SHARED_ROW_KEY, Embedding, uniform, zeros
 

@@ -1,4 +1,4 @@
-"""The names of `engine.sharding`, where programs imported them before."""
+"""The names of `engine.sharding`, for programs that import them from here."""
 
 from ...sharding import Attention, Dense, Dropout, Embedding, Mesh, RMSNorm, cross_entropy, current_mesh
 

@@ -96,7 +96,7 @@ def rules(names: Names, example: Any, weighs_outputs: bool) -> user_data.Rules:
 
     Args:
       example: features that the run takes, also with labels: a nest of arrays or specs [examples, ...].
-      weighs_outputs: see `entry.Rules`.
+      weighs_outputs: see `user_data.Rules`.
     """
     return user_data.Rules(
         weighs_outputs=weighs_outputs,

@@ -1,1 +1,1 @@
-"""The modes of a run but training: evaluate, predict, generate and export. Runs on the host."""
+"""Modes of a run: evaluate, predict, generate, export, and the evaluator beside a run. Runs on the host."""
