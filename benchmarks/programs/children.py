@@ -155,7 +155,7 @@ def _serve() -> None:
     else:
         jobs = os.fdopen(reading)
         os.close(writing)
-        for name in ("fit", "run.open_run", "run.modes.predicting", "run.saved.saved_run"):
+        for name in ("fit", "composition.open_run", "run.modes.predicting", "run.saved.saved_run"):
             importlib.import_module(f"crankshaft.launch.{name}")
     gc.disable()  # a fork's memory is given back as a whole
     for line in jobs:
