@@ -24,13 +24,11 @@ from ..markdown import table
 from .children import Children, Outcome
 from .grammar import elements, program_from_seed, simplest, valid
 from .relations import RELATIONS, difference
-from .text import ONE_STEP_OPTIMIZERS, script
+from .text import script
 
 _WRONG, _MOST_TRIES = ("wrong", "failed", "crashed", "hung"), 60  # tries of a shrinking
 # Differences from Keras's `fit` that docs/keras.md documents: the names of values that differ, and in which programs.
 DOCUMENTED = [
-    ("a row that occurs twice has one gradient", ".",
-     lambda program: program["optimizer"] in ONE_STEP_OPTIMIZERS and "Embedding" in script(program, {})),
     ("a layer's trainable takes effect at once", ".",
      lambda program: "freezes" in program["callbacks"] and program["epochs"] > 1),
     ("an uneven last batch counts by its examples", r"(history|metrics)/.*_\d_loss",

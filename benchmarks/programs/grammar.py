@@ -124,9 +124,11 @@ def valid(program: dict) -> dict:
     if p["kind"] == "own_step":  # its step is written for arrays of one input and one output
         p["inputs"], p["outputs"] = p["inputs"][:1], p["outputs"][:1]
         drop("class_weight", "loss_weights", "output_form")
+        misfits = {"freezes"}  # of the whole model
         if p["own_step"] in ("two_optimizers", "follower"):
             drop("average", "schedule")
-            p["callbacks"] = [each for each in p["callbacks"] if each not in ("rates", "plateau")]
+            misfits |= {"rates", "plateau"}
+        p["callbacks"] = [each for each in p["callbacks"] if each not in misfits]
     else:
         drop("own_step")
     # What is compared to the bit may sample; what is compared with other replicas may not.
