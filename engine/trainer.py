@@ -240,8 +240,8 @@ class Trainer(Traits, tf.Module):
     def _with_penalties(self, loss: Mean | SumOfMeans, batch: Any) -> Mean | SumOfMeans | None:
         """Returns the loss with what layers add to it; None if they add nothing.
 
-        A number is added to the mean over the global batch. As in Keras, arrays are summed: over the examples of all
-        replicas, if they depend on the batch.
+        A number is added to the mean over the global batch; one that depends on the batch is a mean over its examples.
+        As in Keras, arrays are summed: over the examples of all replicas, if they depend on the batch.
         """
         layers = keras.affected_layers(self.inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
@@ -249,20 +249,25 @@ class Trainer(Traits, tf.Module):
         if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
             raise UsageError(keras.MIXED.format(type(self).__name__))
         weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
-        added += [weight.regularizer(weight) for weight in weights.values() if weight.regularizer is not None]
-        if not added:
+        regularized = [weight for weight in weights.values() if weight.regularizer is not None]
+        if not (added or regularized):
             return None
         inputs = tf.nest.flatten(batch, expand_composites=True)
-        numbers, sums = list[tf.Tensor](), list[tf.Tensor]()
-        for x in (tf.cast(x, tf.float32) for x in added):
-            is_array = x.shape.rank != 0
-            is_part = is_array and graphs.dependence(x, inputs) != graphs.FREE
-            (sums if is_part else numbers).append(tf.reduce_sum(x) if is_array else x)
+        numbers, means, sums = list[tf.Tensor](), list[tf.Tensor](), list[tf.Tensor]()
+        for x in added:
+            is_part = graphs.dependence(x, inputs) != graphs.FREE
+            kind = numbers if not is_part else means if x.shape.rank == 0 else sums
+            kind.append(tf.reduce_sum(tf.cast(x, tf.float32)))
+        numbers += [tf.reduce_sum(tf.cast(weight.regularizer(weight), tf.float32)) for weight in regularized]
         totals = [loss.count * tf.add_n(numbers)] if numbers else []
         if sums:
             self._check_sums()
             totals.append(self.reduction.sum_counts(loss.count) * tf.add_n(sums))
-        return loss.plus(tf.add_n(totals))
+        whole = loss.plus(tf.add_n(totals), loss.count) if totals else loss
+        if means:  # of examples, which need not be what the loss counts
+            count = batches.num_examples(batch)
+            whole = whole.plus(count * tf.add_n(means), count)
+        return whole
 
     def _check_sums(self) -> None:
         """Raises UsageError if what layers add to the loss may not be a sum over examples."""

@@ -86,8 +86,9 @@ class Children:
     def _run_cluster(self, path: Path, how: dict[str, Any]) -> dict:
         """Runs a side as a job of several processes; the chief writes the values."""
         rest = {name: value for name, value in how.items() if name != "processes"}
-        path.write_text(path.read_text("utf-8") + _CLUSTER_MAIN.format(how=rest, path=str(path)), encoding="utf-8")
-        command = [sys.executable, "-m", "crankshaft", "local", *how["processes"], "--", str(path)]
+        main = path.with_name("main.py")
+        main.write_text(_CLUSTER_MAIN.format(how=rest, name=path.stem, path=str(path), root=str(ROOT)), encoding="utf-8")
+        command = [sys.executable, "-m", "crankshaft", "local", *how["processes"], "--", str(main)]
         environment = {**os.environ, "TMPDIR": str(self._folder)}
         job = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=self._folder
@@ -110,12 +111,14 @@ class Children:
 
 
 _CLUSTER_MAIN = """
-
-import os
-sys.path.insert(0, {str(ROOT)!r})
+import json, os, sys
+from {name} import values
+sys.path.insert(0, {root!r})
 from benchmarks.programs.children import write_values
-write_values(values, {how!r}, {path!r})
-""".replace("{str(ROOT)!r}", repr(str(ROOT)))
+job = json.loads(os.environ["TF_CONFIG"])
+is_chief = job["task"] == {{"type": next(iter(job["cluster"])), "index": 0}}
+write_values(values, {how!r}, {path!r} if is_chief else __file__)
+"""
 
 
 def write_values(values: Any, how: dict[str, Any], path: str) -> None:

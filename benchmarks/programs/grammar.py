@@ -137,7 +137,9 @@ def valid(program: dict) -> dict:
         drop("shuffle")
     p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
     drop(*relation.forbids)
-    if p["relation"] == "replicas":  # which refuse others, by a line
+    if p["relation"] in ("replicas", "workers"):  # which refuse others, by a line
+        if p["data"] == "generator":
+            drop("steps_per_execution")
         p["batch"] += -p["batch"] % 6
         p["examples"] = max(p["examples"], p["batch"] if p["data"] != "arrays" else 1)
         p["trunk"] = [each for each in p["trunk"] if each not in PENALTIES or "synced_norm" not in p["trunk"]]

@@ -531,7 +531,7 @@ class KerasTrainer(Trainer):
         metrics: dict[str, Any]
         if self._own_steps:
             metrics = self._own_steps.train(batch)
-        elif self.trainable_variables or not self.run_context.in_place:
+        elif self.trainable_variables:
             metrics = super().train_step(batch)
         else:  # as in Keras, there is no update without weights to train
             with keras.computing_with(step_context().values):

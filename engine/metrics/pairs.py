@@ -75,9 +75,11 @@ class Mean(Pair):
     def value(self) -> float | None:
         return self.total / self.count if self.count else None
 
-    def plus(self, total: tf.Tensor) -> Mean:
-        """Returns the pair with a scalar added to its sum. Replica code."""
-        return Mean(self.total + total, self.count)
+    def plus(self, total: tf.Tensor, count: tf.Tensor) -> Mean | SumOfMeans:
+        """Returns the sum of this mean and another, which adds nothing where this is of nothing. Replica code."""
+        if count is self.count:
+            return Mean(self.total + total, count)
+        return SumOfMeans(tf.stack([[self.total, self.count], [total, count]]), self.count)
 
     def __mul__(self, factor: Any) -> Mean:
         if isinstance(self, (RootMean, ExpMean)):
@@ -91,16 +93,17 @@ class Mean(Pair):
 class SumOfMeans(Pair):
     """Means whose sum is the value; those of nothing add 0.
 
-    In a step total is float32 [means, 2], totals and counts, and count the counts' sum; on the host both are [means].
+    In a step total is float32 [means, 2], totals and counts, and count the sum of the loss's own; on the host both are
+    [means].
     """
 
     def value(self) -> float | None:
         counted = self.count != 0
         return float((self.total[counted] / self.count[counted]).sum()) if counted.any() else None
 
-    def plus(self, total: tf.Tensor) -> SumOfMeans:
-        """Returns the pair with one more mean, a scalar by the counts' sum. Replica code."""
-        return SumOfMeans(tf.concat([self.total, [[total, self.count]]], 0), self.count)
+    def plus(self, total: tf.Tensor, count: tf.Tensor) -> SumOfMeans:
+        """Returns the pair with one more mean. Replica code."""
+        return SumOfMeans(tf.concat([self.total, [[total, count]]], 0), self.count)
 
 
 class RootMean(Mean):

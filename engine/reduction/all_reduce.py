@@ -113,7 +113,7 @@ class Reduction(tf.Module):
 
         Args:
           gradients: list of float32 tensors, `tf.IndexedSlices` or None, of this replica's *sum* of losses.
-          count: scalar float32, the number of examples in that sum; if 0, this replica adds nothing.
+          count: scalar float32, the number of examples in that sum.
           averages: float variables that each replica updated by itself; each is set to its mean across replicas,
             weighted by `count`. None is the state of `build`, each variable by its own aggregation.
           variables: the gradients', needed if the model is sharded over a mesh (`OnMesh`); else they may be omitted.
@@ -139,11 +139,11 @@ class Reduction(tf.Module):
         # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         slices = {i: x for i, x in enumerate(gradients) if isinstance(x, tf.IndexedSlices)}
         dense = {i: x for i, x in enumerate(gradients) if x is not None and i not in slices}
-        items = [Item(zero_without_examples(tf.convert_to_tensor(x), count), exact=False) for x in dense.values()]
+        items = [Item(zero_without_examples(tf.convert_to_tensor(x)), exact=False) for x in dense.values()]
         items += [Item(x, exact=True) for x in (*(terms(state, count, before) if state else ()), count)]
         sums = self._sum_in_buckets(replicas, items)
         summed: dict[int, Any] = dict(zip(dense, sums, strict=False))  # the exact ones follow
-        summed |= {i: self._gather_slices(x, count) for i, x in slices.items()}
+        summed |= {i: self._gather_slices(x) for i, x in slices.items()}
         if state:
             assign(state, sums[len(dense) : -1], sums[-1], before)
         return Gradients([summed.get(i) for i in range(len(gradients))]), sums[-1]
@@ -275,13 +275,13 @@ class Reduction(tf.Module):
             sums += self._sum_bucket_gathered(axis, [piece])
         return tf.reshape(tf.concat(sums, 0), item.value.shape)
 
-    def _gather_slices(self, gradient, count):
+    def _gather_slices(self, gradient):
         values, indices, has_examples = gradient.values, gradient.indices, step_context().has_examples
         if has_examples is not None:
             # Rows of padded examples are removed: optimizers update each row that is listed.
             rows = tf.where(has_examples, tf.shape(indices)[0], 0)
             values, indices = values[:rows], indices[:rows]
-        values = zero_without_examples(tf.cast(values, tf.float32), count)
+        values = zero_without_examples(tf.cast(values, tf.float32))
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
         values, indices = step_context().mesh.all_replicas.gather_rows([values, indices])
@@ -299,12 +299,16 @@ def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         return timestamp()
 
 
-def zero_without_examples(gradient: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN."""
-    static = tf.get_static_value(count)
-    if static is not None and static > 0:
-        return gradient
-    return tf.where(count > 0, gradient, tf.zeros([], gradient.dtype))
+def zero_without_examples(gradient: tf.Tensor, once: bool = True) -> tf.Tensor:
+    """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN.
+
+    With `once` also where the replicas along `model` have the same examples, of all but the first.
+    """
+    step = step_context()
+    counts = [] if step.has_examples is None else [step.has_examples]
+    if once and step.mesh.is_sharded:
+        counts.append(tf.equal(step.mesh.model.rank, 0))
+    return tf.where(tf.reduce_all(counts), gradient, tf.zeros([], gradient.dtype)) if counts else gradient
 
 
 class Item(NamedTuple):

@@ -55,9 +55,9 @@ class OnMesh(Reduction):
         summed: dict[int, tf.Tensor] = {}
         # Each kind goes over another axis, so each has buckets of its own.
         for kind in ((True, True), (True, False), (False, True)):
-            axis, counted = (mesh.data, count) if kind[1] else (mesh.all_replicas, count_once)
+            axis = mesh.data if kind[1] else mesh.all_replicas
             indices = [i for i, x in enumerate(rest) if x is not None and kinds[i] == kind]
-            values = [tf.ensure_shape(zero_without_examples(rest[i], counted), variables[i].shape) for i in indices]
+            values = [tf.ensure_shape(zero_without_examples(rest[i], not kind[1]), variables[i].shape) for i in indices]
             items: list[Any] = [_ShardItem(x, False, pieces[i]) for i, x in zip(indices, values, strict=True)]
             sums = self._sum_in_buckets(axis, items, self._sum_pieces if kind[0] else None)
             summed |= zip(indices, sums, strict=True)

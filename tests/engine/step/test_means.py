@@ -156,6 +156,34 @@ def test_with_local_sgd_each_replica_divides_by_its_own_counts(bench):
         np.testing.assert_allclose(synced.held(variable), np.average(own, 0, counts), rtol=1e-6)  # two float32 sums
 
 
+class Adding(Tasks):
+    """A mean of few examples, of none on the second replica; a layer adds one of all."""
+
+    def build_model(self):
+        class Spread(tf.keras.layers.Layer):
+            def call(self, x):
+                self.add_loss(tf.reduce_mean(tf.square(x - 1)))
+                return x
+
+        return tf.keras.Sequential([tf.keras.layers.Dense(2, kernel_initializer="zeros"), Spread()])
+
+    def loss(self, outputs, batch):
+        return super().loss(outputs, batch)["second"]
+
+
+def test_what_a_layer_adds_of_a_batch_counts_by_its_examples_whatever_the_loss_counts(bench):
+    how = {"shuffle": False, "optimizer": "sgd", "learning_rate": RATE}
+    source = SOURCE[0][:24], SOURCE[1][:24]
+    found = [
+        (made := bench(Adding(), source, BATCH, replicas, accumulate_steps=steps, **how)).train(4)
+        and made.trainer.model.get_weights()
+        for replicas, steps in ((1, 1), (2, 1), (1, 4), (2, 4))
+    ]
+    for others in found[1:]:
+        for own, expected in zip(others, found[0], strict=True):
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -193,12 +193,15 @@ def test_what_is_a_layer_and_a_keras_trainer_is_trained():
     check_alike(*both)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_a_model_without_weights_to_train_only_measures(dtype):
-    made = keras.Sequential([keras.layers.Rescaling(1.0, dtype=dtype)])
-    made.compile(keras.optimizers.SGD(clipnorm=1.0), "mse")
+@pytest.mark.parametrize(("dtype", "more"), [("float32", {}), ("mixed_float16", {}), ("float32", REPLICAS)], ids=str)
+def test_a_model_without_weights_to_train_only_measures(dtype, more):
+    def made():
+        made = keras.Sequential([keras.Input([2]), keras.layers.Rescaling(1.0, dtype=dtype)])
+        made.compile(keras.optimizers.SGD(clipnorm=1.0), "mse")
+        return made
+
     x = np.ones([16, 2], "float32")
-    assert crankshaft.fit(made, x, x + 1, **HOW).history.history == {"loss": [1.0]}
+    assert crankshaft.fit(made, x, x + 1, **{**HOW, **more}).history.history == {"loss": [1.0]}
 
 
 @pytest.mark.parametrize("stride", [3, *(pytest.param(stride, marks=pytest.mark.slow) for stride in (1, 9))])
