@@ -26,12 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Outcome(NamedTuple):
-    """What a side has come to: its values, or the line by which it was refused or failed.
+    """What a side has come to: its values by name, or the last line by which it was refused or failed.
 
-    Attributes:
-      kind: "values", "refused" (a `UsageError`), "failed" (any other exception), "crashed" or "hung".
-      line: the error's last line.
-      values: arrays by name.
+    Its kind is "values", "refused" (a `UsageError`), "failed" (any other exception), "crashed" or "hung".
     """
 
     kind: str
@@ -40,12 +37,7 @@ class Outcome(NamedTuple):
 
 
 class Children:
-    """The process from which sides are forked, started when it is needed.
-
-    Args:
-      folder: for scripts and values.
-      timeout_seconds: of a side.
-    """
+    """The process from which sides are forked, started when it is needed; `folder` is for scripts and values."""
 
     def __init__(self, folder: Path, timeout_seconds: float):
         self._folder, self._timeout_seconds = folder, timeout_seconds
@@ -86,8 +78,8 @@ class Children:
     def _run_cluster(self, path: Path, how: dict[str, Any]) -> dict:
         """Runs a side as a job of several processes; the chief writes the values."""
         rest = {name: value for name, value in how.items() if name != "processes"}
-        main = path.with_name("main.py")
-        main.write_text(_CLUSTER_MAIN.format(how=rest, name=path.stem, path=str(path), root=str(ROOT)), encoding="utf-8")
+        main, its = path.with_name("main.py"), {"how": rest, "name": path.stem, "path": str(path), "root": str(ROOT)}
+        main.write_text(_CLUSTER_MAIN.format(**its), encoding="utf-8")
         command = [sys.executable, "-m", "crankshaft", "local", *how["processes"], "--", str(main)]
         environment = {**os.environ, "TMPDIR": str(self._folder)}
         job = subprocess.Popen(

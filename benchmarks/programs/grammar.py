@@ -70,13 +70,7 @@ CHOICES: dict[str, _Choice] = {
 
 
 def program_from_seed(seed: int, kinds: tuple[str, ...] = (), relations: tuple[str, ...] = ()) -> dict:
-    """Draws a program.
-
-    Args:
-      seed: what determines it.
-      kinds: the kinds of programs to choose from; empty is all.
-      relations: likewise.
-    """
+    """Draws the program of a seed, of one of these kinds and relations; of all if empty."""
     rng = random.Random(seed)
     drawn = {name: choice.draw(rng) for name, choice in CHOICES.items()}
     if kinds:
@@ -137,20 +131,14 @@ def valid(program: dict) -> dict:
         drop("shuffle")
     p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
     drop(*relation.forbids)
-    if p["relation"] in ("replicas", "workers"):  # which refuse others, by a line
-        if p["data"] == "generator":
-            drop("steps_per_execution")
-        p["batch"] += -p["batch"] % 6
-        p["examples"] = max(p["examples"], p["batch"] if p["data"] != "arrays" else 1)
-        p["trunk"] = [each for each in p["trunk"] if each not in PENALTIES or "synced_norm" not in p["trunk"]]
     if relation.one_batch:
         p["batch"] = max(p["batch"], p["examples"], 2)
     if p["data"] != "arrays":
         drop("shuffle", "class_weight")
     if p["data"] in ("generator", "unknown_length") and p["kind"] == "trainer":
         p["data"] = "dataset"
-    if p["data"] == "source" and "text" in p["inputs"]:
-        p["data"] = "arrays"
+    if "text" in p["inputs"]:
+        drop(*["data"] * (p["data"] == "source"), *["model_form"] * (p["relation"] == "oracle"))  # Keras's subclasses
     if p["class_weight"] and (p["outputs"] != ["classes"] or p["weights"] != "none"):
         drop("class_weight")
     if p["validation"] == "split" and (p["kind"] == "trainer" or p["data"] != "arrays" or p["examples"] < 5):
@@ -172,4 +160,10 @@ def valid(program: dict) -> dict:
         drop("schedule")
     if "early" in p["callbacks"]:
         drop("again")
+    if p["relation"] in ("replicas", "workers"):  # which refuse others, by a line
+        if p["data"] == "generator":
+            drop("steps_per_execution")
+        p["batch"] += -p["batch"] % 6
+        p["examples"] = max(p["examples"], p["batch"] if p["data"] != "arrays" else 1)
+        p["trunk"] = [each for each in p["trunk"] if each not in PENALTIES or "synced_norm" not in p["trunk"]]
     return p

@@ -71,7 +71,7 @@ _ONE_FORM = ("data", "validation", "class_weight", "again")
 _NO_WEIGHTS = ("weights", "class_weight", "validation", "data")
 RELATIONS: dict[str, Relation] = {
     "oracle": Relation(5, lambda _: {"oracle": {"oracle": True}, "crankshaft": {}}, norms=NORMS),
-    "replicas": Relation(3, _replicas, norms=("synced_norm",), ignores=("optimizer/",)),
+    "replicas": Relation(3, _replicas, norms=("synced_norm",), forbids=("again",), ignores=("optimizer/",)),
     "parts": Relation(
         3, _stopped, tolerance=0.0, may_sample=True, norms=NORMS, forbids=("again",), ignores=("history/", "calls"),
     ),

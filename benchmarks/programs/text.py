@@ -433,7 +433,7 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
         how["steps_per_epoch"] = -(-EXAMPLES // BATCH)
 
     def given(seed):
-        known = {{"unknown_length": "dataset"}} if oracle else {{}}  # of that Keras makes one more update, of no batch
+        known = {{"source": "arrays", "unknown_length": "dataset"}} if oracle else {{}}  # one more update, of no batch
         if replicated:
             return {{"x": lambda: form(arrays(seed, EXAMPLES), data)}}
         examples = form(arrays(seed, EXAMPLES), known.get(data, data))
@@ -470,7 +470,7 @@ def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before
             predicted = crankshaft.load_model(folder, trainer_class=loads).predict(test[0])
         elif predicts == "exported":
             made.save(folder + "/model.keras")
-            predicted = keras.models.load_model(folder + "/model.keras").predict(test[0], verbose=0)
+            predicted = keras.models.load_model(folder + "/model.keras")(test[0], training=False)
         else:
             predicted = run.predict(test[0])
     found = {{f"history/{{name}}": rows for name, rows in history.items() if not name.startswith("learning")}}
@@ -545,7 +545,7 @@ def oracle(x, y, weights, test):
             outputs = made(batch[0], training=True)
             loss, second, count = measured(outputs, batch[1], ones(*batch[1:]))
             loss += sum(made.losses) if count else 0.0
-        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, unconnected_gradients="zero")))
+        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, tf.UnconnectedGradients.ZERO)))
                      for each, group in zip((loss, second), groups) for variable in group]
         norm = np.sqrt(sum(np.square(each, dtype="float64").sum() for each in gradients))
         now = float(rate(step)) if callable(rate) else rate
@@ -662,7 +662,7 @@ def values(flags=None, data={program["data"]!r}, stops=(), parts=(), between=(),
         how.update(flags or {{}}, jit={program["jit"]!r})
         if kind:
             how["global_batch_size"] = len(examples[2])
-        if stops or predicts != "run":
+        if stops or predicts != "run" or "save" in between:
             how["run_dir"] = folder
         for stop in (*stops, STEPS):
             splits = lambda: (form(examples, data), form(test, "arrays"))
@@ -679,7 +679,7 @@ def values(flags=None, data={program["data"]!r}, stops=(), parts=(), between=(),
             predicted = crankshaft.load_model(folder, trainer_class=loads).predict(examples[0])
         elif predicts == "exported":
             made.save(folder + "/model.keras")
-            predicted = keras.models.load_model(folder + "/model.keras").predict(examples[0], verbose=0)
+            predicted = keras.models.load_model(folder + "/model.keras")(examples[0], training=False)
     found = {{f"metrics/{{name}}": value for name, value in tested.items()}}
     found |= {{f"weights/{{i}}": each for i, each in enumerate(made.get_weights())}}
     if not kind:

@@ -135,8 +135,10 @@ def table_identity(variable) -> int:
 
 
 def tf_variable(variable):
-    """Returns the tf.Variable of a Keras variable; a tf.Variable unchanged."""
-    return variable.value if isinstance(variable, tf.keras.Variable) else variable
+    """Returns the tf.Variable of a Keras variable, also where layers compute with other values; others unchanged."""
+    if not isinstance(variable, tf.keras.Variable):
+        return variable
+    return variable.value if variable._value is None else variable._value
 
 
 def read_local(variable: tf.Variable) -> tf.Tensor:

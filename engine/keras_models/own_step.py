@@ -353,7 +353,10 @@ class OwnSteps:
                 places = [joined.index(one) for one in used]
                 results[name] = _Result(metrics, joined_kind(metrics, functools.partial(_from, computation, places)))
                 computed += computation.outputs
-        on_the_way = {output.op.name for output in computed}
+        # Around servers what is read of a metric's variables is one value for all of its results.
+        results_alone = [graphs.computation(tensor, handles) for tensor, *_ in noted] if computed else []
+        ways = [each.outputs for each in results_alone if each]
+        on_the_way = {output.op.name for way in (computed, *ways) for output in way}
         for tensor in [*(tensor for tensor, *_ in noted), *computed]:
             others = {op.type for op in tensor.consumers() if op.name not in on_the_way}
             if used_by := others.difference(_PASSED_ON):
