@@ -131,6 +131,8 @@ def valid(program: dict) -> dict:
         drop("shuffle")
     p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
     drop(*relation.forbids)
+    if p["relation"] == "saved":  # checkpoints have the last weights, not those that the callback leaves
+        p["callbacks"] = [each for each in p["callbacks"] if each != "early"]
     if relation.one_batch:
         p["batch"] = max(p["batch"], p["examples"], 2)
     if p["data"] != "arrays":

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from crankshaft.engine.mesh import collectives
 from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.step.context import StepContext
 
 SHAPES = [(3, 5), (), (7,), (2, 3, 2)]
 
@@ -23,7 +24,8 @@ def reduce(strategy, reduction, counts, make_gradients, averages=()):
         for variable in averages:
             variable.assign(variable + 10.0 * replica)
         count = tf.constant(counts[replica], tf.float32) + 0.0 * tf.random.uniform([])  # not known when traced
-        gradients, count = reduction.sum(make_gradients(replica), count, averages)
+        with StepContext(has_examples=count > 0):
+            gradients, count = reduction.sum(make_gradients(replica), count, averages)
         dense = [
             {"values": g.values, "indices": g.indices} if isinstance(g, tf.IndexedSlices) else g
             for g in gradients
