@@ -418,8 +418,7 @@ def _compiled_values(program: dict) -> str:
     return f"""
 def values(flags=None, data={program["data"]!r}, stops=(), renamed=False, before=False, predicts="run", oracle=False):
     \"\"\"Trains on one side of the relation; returns all that it leaves, by name.\"\"\"
-    if before:
-        values()
+    _ = before and values()
     flags, prefix = {{"jit": {program["jit"]!r}, **(flags or {{}})}}, "z_" if renamed else ""
     replicated = "strategy" in flags
     called = (lambda value: lambda: value) if replicated else lambda value: value
@@ -545,7 +544,8 @@ def oracle(x, y, weights, test):
             outputs = made(batch[0], training=True)
             loss, second, count = measured(outputs, batch[1], ones(*batch[1:]))
             loss += sum(made.losses) if count else 0.0
-        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, tf.UnconnectedGradients.ZERO)))
+        zero = {{"unconnected_gradients": tf.UnconnectedGradients.ZERO}}
+        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, **zero)))
                      for each, group in zip((loss, second), groups) for variable in group]
         norm = np.sqrt(sum(np.square(each, dtype="float64").sum() for each in gradients))
         now = float(rate(step)) if callable(rate) else rate

@@ -536,6 +536,7 @@ class KerasTrainer(Trainer):
         else:  # as in Keras, there is no update without weights to train
             with keras.computing_with(step_context().values):
                 metrics = self._forward_losses(batch, training=True).metrics()
+            metrics["gradient_norm"] = Mean(tf.zeros([]), tf.zeros([]))  # of no step: steps have the same metrics
         return self._by_first_names(metrics)
 
     def _by_first_names(self, metrics: dict[str, Any]) -> dict[str, Any]:
