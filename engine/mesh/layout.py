@@ -222,9 +222,9 @@ class Mesh:
         """Returns which shard of a batch a replica gets: (its number, how many there are)."""
         return replica // self._model_size, replicas // self._model_size
 
-    def zero_except_first_model_rank(self, count: tf.Tensor) -> tf.Tensor:
-        """Returns the count on the first replica along `model`, else 0, so that sums count it once. Replica code."""
-        return tf.zeros_like(count) if self.is_sharded and self.model.rank else count
+    def zero_except_first_model_rank(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value on the first replica along `model`, else 0, so that sums count it once. Replica code."""
+        return tf.zeros_like(value) if self.is_sharded and self.model.rank else value
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[Mesh]:

@@ -299,16 +299,10 @@ def _time_after(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         return timestamp()
 
 
-def zero_without_examples(gradient: tf.Tensor, once: bool = True) -> tf.Tensor:
-    """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN.
-
-    With `once` also where the replicas along `model` have the same examples, of all but the first.
-    """
-    step = step_context()
-    counts = [] if step.has_examples is None else [step.has_examples]
-    if once and step.mesh.is_sharded:
-        counts.append(tf.equal(step.mesh.model.rank, 0))
-    return tf.where(tf.reduce_all(counts), gradient, tf.zeros([], gradient.dtype)) if counts else gradient
+def zero_without_examples(gradient: tf.Tensor) -> tf.Tensor:
+    """Returns the gradient, or zeros if this replica has no examples, since its batch normalization gives NaN."""
+    has_examples = step_context().has_examples
+    return gradient if has_examples is None else tf.where(has_examples, gradient, tf.zeros([], gradient.dtype))
 
 
 class Item(NamedTuple):

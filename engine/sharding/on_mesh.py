@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ..errors import UsageError
 from ..mesh import collectives
-from ..mesh.layout import Axis
+from ..mesh.layout import Axis, Mesh
 from ..mesh.sharded import Sharding, variable_sharding
 from ..reduction.all_reduce import Reduction, zero_without_examples
 from ..reduction.wire import from_halves, move_as_int32, to_halves
@@ -42,7 +42,7 @@ class OnMesh(Reduction):
                 "reduction.sum has to know which variables are sharded over the mesh; pass variables=..., one "
                 "for each gradient"
             )
-        # Replicas along `model` have the same examples: one of them counts them.
+        # Replicas along `model` have the same examples: one of them counts them, and adds the gradients of copies.
         given, count = list(gradients), self._example_count(count)
         count_once = mesh.zero_except_first_model_rank(count)
         pieces = [plan_update_shard(v, mesh) for v in variables] or [None] * len(given)
@@ -51,13 +51,14 @@ class OnMesh(Reduction):
             tf.convert_to_tensor(x) if isinstance(x, tf.IndexedSlices) and (sharding or mesh.shard_optimizer) else x
             for x, sharding in zip(given, shardings, strict=True)
         ]
+        rest = [x if sharding else _counted_once(x, mesh) for x, sharding in zip(rest, shardings, strict=True)]
         kinds = [(bool(piece), bool(sharding)) for piece, sharding in zip(pieces, shardings, strict=True)]
         summed: dict[int, tf.Tensor] = {}
         # Each kind goes over another axis, so each has buckets of its own.
         for kind in ((True, True), (True, False), (False, True)):
             axis = mesh.data if kind[1] else mesh.all_replicas
             indices = [i for i, x in enumerate(rest) if x is not None and kinds[i] == kind]
-            values = [tf.ensure_shape(zero_without_examples(rest[i], not kind[1]), variables[i].shape) for i in indices]
+            values = [tf.ensure_shape(zero_without_examples(rest[i]), variables[i].shape) for i in indices]
             items: list[Any] = [_ShardItem(x, False, pieces[i]) for i, x in zip(indices, values, strict=True)]
             sums = self._sum_in_buckets(axis, items, self._sum_pieces if kind[0] else None)
             summed |= zip(indices, sums, strict=True)
@@ -81,6 +82,13 @@ class OnMesh(Reduction):
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
         return [tf.reshape(total, item.piece.sharding.local_shape) for total, item in zip(sums, bucket, strict=True)]
+
+
+def _counted_once(gradient: Any, mesh: Mesh) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        values = mesh.zero_except_first_model_rank(gradient.values)
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return gradient if gradient is None else mesh.zero_except_first_model_rank(gradient)
 
 
 class _ShardItem(NamedTuple):
