@@ -1,1 +1,1 @@
-"""Tables of CSV and Parquet files: columns by name, their types, fitted preprocessing. Runs on the host."""
+"""Tables of CSV and Parquet files: columns, their types, fitted preprocessing. Runs on the host."""
