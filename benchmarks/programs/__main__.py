@@ -4,7 +4,6 @@
 by relation. A seed determines the program and its relation (`relations.py`), whose first side is an oracle that shares
 no code with the engine (Keras's `fit`, or a loop of a tape and NumPy), or the same program run otherwise. A program
 that is wrong, crashes or hangs is shrunk, while the same relation fails, and printed as a script that stands alone.
-With --results the campaign resumes: seeds that the file has are not run again.
 """
 
 from __future__ import annotations

@@ -121,8 +121,6 @@ def write_values(values: Any, how: dict[str, Any], path: str) -> None:
         os.replace(target.with_suffix(".new.npz"), target.with_suffix(".npz"))
     except Exception as error:
         refused = type(error).__name__ in ("UsageError", "RunError")
-        if not refused:
-            traceback.print_exc()
         place = "" if refused else _place(error)
         line = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}{place}"
         answer = {"kind": "refused" if type(error).__name__ == "UsageError" else "failed", "line": line}
@@ -150,8 +148,11 @@ def _serve() -> None:
     else:
         jobs = os.fdopen(reading)
         os.close(writing)
-        for name in ("fit", "composition.open_run", "run.modes.predicting", "run.saved.saved_run"):
-            importlib.import_module(f"crankshaft.launch.{name}")
+        with contextlib.ExitStack() as if_it_fails:
+            if_it_fails.callback(os.kill, os.getppid(), signal.SIGKILL)  # which would wait for answers
+            for name in ("fit", "composition.open_run", "run.modes.predicting", "run.saved.saved_run"):
+                importlib.import_module(f"crankshaft.launch.{name}")
+            if_it_fails.pop_all()
     gc.disable()  # a fork's memory is given back as a whole
     for line in jobs:
         job = json.loads(line)
