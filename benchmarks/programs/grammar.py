@@ -139,8 +139,8 @@ def valid(program: dict) -> dict:
         drop("shuffle", "class_weight")
     if p["data"] in ("generator", "unknown_length") and p["kind"] == "trainer":
         p["data"] = "dataset"
-    if "text" in p["inputs"]:
-        drop(*["data"] * (p["data"] == "source"), *["model_form"] * (p["relation"] == "oracle"))  # Keras's subclasses
+    if p["data"] == "source" and "text" in p["inputs"]:
+        p["data"] = "arrays"
     if p["class_weight"] and (p["outputs"] != ["classes"] or p["weights"] != "none"):
         drop("class_weight")
     if p["validation"] == "split" and (p["kind"] == "trainer" or p["data"] != "arrays" or p["examples"] < 5):

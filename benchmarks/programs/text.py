@@ -14,7 +14,7 @@ _MADE = {  # how examples are made: of a shape, in a dtype
     "tokens": "rng.integers(0, 9, size=(n, 6)).astype('int32')",
     "counts": "rng.integers(0, 5, size=(n, 3)).astype('int64')",
     "flags": "rng.random((n, 3)) < 0.5",
-    "text": "rng.choice(['red', 'green', 'blue', 'other'], size=(n, 2))",
+    "text": "(np.array if 'crankshaft' in sys.modules else tf.constant)(rng.choice(['red', 'green', 'other'], (n, 2)))",
 }
 _SHAPES = {  # of an example, and the dtype that the model takes
     "vector": ([4], "float32"), "image": ([6, 6, 2], "float32"), "sequence": ([5, 3], "float32"),
@@ -525,6 +525,7 @@ def oracle(x, y, weights, test):
     made = model()
     trained = made.trainable_variables
     groups, velocities, step = {groups}, {{}}, 0
+    tensors = lambda x: keras.tree.map_structure(tf.convert_to_tensor, x)
     rate = {_SCHEDULES.get(program["schedule"], "{rate}").format(rate=RATE)}
 
     def mean(values, factors):
@@ -541,11 +542,10 @@ def oracle(x, y, weights, test):
     for first in [*range(0, EXAMPLES, BATCH)] * EPOCHS:
         batch = [rows(each, slice(first, first + BATCH)) for each in (x, y, weights)]
         with tf.GradientTape(persistent=True) as tape:
-            outputs = made(batch[0], training=True)
+            outputs = made(tensors(batch[0]), training=True)
             loss, second, count = measured(outputs, batch[1], ones(*batch[1:]))
             loss += sum(made.losses) if count else 0.0
-        zero = {{"unconnected_gradients": tf.UnconnectedGradients.ZERO}}
-        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, **zero)))
+        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, None, tf.UnconnectedGradients.ZERO)))
                      for each, group in zip((loss, second), groups) for variable in group]
         norm = np.sqrt(sum(np.square(each, dtype="float64").sum() for each in gradients))
         now = float(rate(step)) if callable(rate) else rate
@@ -554,9 +554,9 @@ def oracle(x, y, weights, test):
             velocities[i] = {0.9 * (program["optimizer"] == "momentum")} * velocities.get(i, 0.0) - now * gradient
             variable.assign(variable * (1 - now * {program["weight_decay"]}) + velocities[i])
         step += 1
-    outputs = made(test[0], training=False)
+    outputs = made(tensors(test[0]), training=False)
     loss, second, _ = measured(outputs, test[1], ones(*test[1:]))
-    return made, {{"loss": loss, "squares": second}}, made(x, training=False)
+    return made, {{"loss": loss, "squares": second}}, made(tensors(x), training=False)
 """
 
 
