@@ -64,9 +64,11 @@ def test_a_documented_difference_is_counted_and_any_other_is_wrong():
         "31,48,83,186,261,377",
         pytest.param("0:22", marks=pytest.mark.thorough),
         pytest.param("22:60", marks=pytest.mark.slow),
+        pytest.param("3,9 --relations=workers", marks=pytest.mark.slow),
+        pytest.param("3,7 --relations=servers", marks=pytest.mark.slow),
     ],
 )
 def test_programs_fulfil_their_relations(seeds):
-    command = [sys.executable, "-m", "benchmarks.programs", f"--seeds={seeds}", "--no-shrink", "--jobs=1"]
+    command = [sys.executable, "-m", "benchmarks.programs", *f"--seeds={seeds}".split(), "--no-shrink", "--jobs=1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
