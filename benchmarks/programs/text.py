@@ -545,8 +545,8 @@ def oracle(x, y, weights, test):
             outputs = made(tensors(batch[0]), training=True)
             loss, second, count = measured(outputs, batch[1], ones(*batch[1:]))
             loss += sum(made.losses) if count else 0.0
-        gradients = [np.array(tf.convert_to_tensor(tape.gradient(each, variable, None, tf.UnconnectedGradients.ZERO)))
-                     for each, group in zip((loss, second), groups) for variable in group]
+        gradients = [0.0 if (gradient := tape.gradient(each, v)) is None else np.array(tf.convert_to_tensor(gradient))
+                     for each, group in zip((loss, second), groups) for v in group]
         norm = np.sqrt(sum(np.square(each, dtype="float64").sum() for each in gradients))
         now = float(rate(step)) if callable(rate) else rate
         for i, (variable, gradient) in enumerate(zip(trained, gradients)):
