@@ -52,5 +52,5 @@ class Traits:
         Args:
           checkpoint: the name by which a line calls it.
           arguments: the `model_arg`s of the trainer that wrote it.
-          vocabulary: that of its data; None where the data is known to be the same.
+          vocabulary: vocabulary of its data; None where the data is known to be the same.
         """

@@ -148,7 +148,7 @@ def evaluate(
       program: the program of the evaluation; None is the run's own.
       is_strict: whether weights and losses must be finite.
       batches: how many of the first batches to evaluate; None or 0 is all.
-      directory: for temporary files of predictions over `Trainer.predictions_memory_mb`; None is the system's.
+      directory: folder for temporary files of predictions over `Trainer.predictions_memory_mb`; None is the system's.
 
     Raises:
       LabelError: a metric does not accept the labels.

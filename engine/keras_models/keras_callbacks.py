@@ -100,7 +100,7 @@ class KerasCallbacks(Windowed):
       epoch_steps: steps of an epoch for callbacks, which ends earlier where the data does; None is all of the data.
       epochs: number of the run's epochs, which limits it if `epoch_steps` is set or the number is 0; None is no limit.
       eval_epochs: the epochs, from 1, after which the run evaluates, or the interval between them.
-      verbose: for `self.params`.
+      verbose: verbosity of `fit`, for `self.params`.
 
     Attributes:
       history: Keras's `History` of the run, on each process.

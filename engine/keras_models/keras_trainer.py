@@ -79,7 +79,7 @@ class KerasTrainer(Trainer):
 
     Attributes:
       first_names: the names of a training step's metrics as the run began, by what they are without Keras's numbers.
-      evaluates_any_size: that an evaluation's step may be traced without its batch's size, as Keras traces it.
+      evaluates_any_size: whether an evaluation's step may be traced without its batch's size, as Keras traces it.
       wants_jit: whether it is compiled with `jit_compile`.
       weighs_outputs: whether weights may be per output, or per step of a sequence, as in Keras's `fit`: labels then are
         `WeighedLabels`; weights of whole examples are the data's.

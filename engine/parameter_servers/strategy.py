@@ -62,7 +62,7 @@ class ParameterServer(Strategy):
     reach them. After `limit` steps of `run` nothing is in progress: hooks then find all updates applied.
 
     Args:
-      options: has `servers`.
+      options: options of a strategy, with `servers`.
     """
 
     name = "parameter_server"

@@ -88,7 +88,7 @@ class _Call(NamedTuple):
     Attributes:
       first_step: scalar int64, the number of the step at `start`.
       start, stop: the offsets of its steps, [start, stop).
-      norm_offset: that of the step whose costly figures (the gradients' norm) are needed, or -1.
+      norm_offset: offset of the step whose costly figures (the gradients' norm) are needed, or -1.
     """
 
     operands: Any

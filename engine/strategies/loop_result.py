@@ -40,8 +40,8 @@ class WorkerRows:
 class LoopResult(NamedTuple):
     """The result of one call: its metrics (unread), its steps, their seconds of input wait.
 
-    Also, with several workers, their rows, whether a program was compiled
-    for it, and of a program with `prediction_specs`, what `metrics.predictions.in_order` takes.
+    Also, with several workers, their rows, whether a program was compiled for it, and of a program with
+    `prediction_specs`, what `metrics.predictions.in_order` takes.
     """
 
     sums: LoopSums

@@ -55,7 +55,7 @@ class Embedding(RowTable):
       combiner: how the rows of an example with several ids are combined: "sum", "mean" or "sqrtn", as in
         `tf.nn.embedding_lookup_sparse`; None keeps them apart.
       hash_ids: ids are any integers or strings, and a hash chooses their row, which ids may share.
-      unknown: for ids out of range: "row_0" uses that row, "error" ends the step.
+      unknown: handling of ids out of range: "row_0" uses that row, "error" ends the step.
       admit_after: ids are any integers or strings, and each gets its own row once training has seen it this many times
         (see `Admission`); before, and if no row is left, it shares row 0. 1 assigns a row at once. None uses ids as
         rows.
@@ -257,7 +257,7 @@ class Embedding(RowTable):
           ids: integers or strings: a tensor [batch] or [batch, k], or a `tf.RaggedTensor` with one ragged axis; or a
             nest of such, e.g. a dictionary by feature: features that share the table and the lookup.
           weights: None, or float32 of the same structure and shapes, for the combiner.
-          training: with `admit_after`, whether these ids may get rows; else without effect.
+          training: whether these ids may get rows, with `admit_after`; else without effect.
 
         Returns:
           float32 in the structure of `ids`: [batch, width], and without a combiner [batch, k, width] for [batch, k].
