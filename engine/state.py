@@ -147,11 +147,22 @@ class TrainState:
             owners[path] = optimizer
             if optimizer.weight_average is not None:
                 owners[f"{path}.weight_average"] = optimizer.weight_average
-        names = {id(tf_variable(node)): objects.key_prefix(path) for path, node in objects.walk(self.checkpoint)}
+        names = self._names()
         return {
             path: [names.get(id(tf_variable(variable)), variable_path(variable)) for variable in owner.all_variables]
             for path, owner in owners.items()
         }
+
+    def final_averages(self) -> dict[str, str]:
+        """Returns the keys of averages that replace weights as training ends (`use_ema`), by the keys of these."""
+        optimizers = self.trainer.inventory.optimizers.values()
+        kept = [optimizer.keras_optimizer for optimizer in optimizers if isinstance(optimizer, KerasOptimizer)]
+        pairs = [pair for optimizer in kept if optimizer.use_ema for pair in keras.averages(optimizer)]
+        names = self._names() if pairs else {}
+        return {names[id(weight)]: names[id(shadow)] for weight, shadow in pairs if id(weight) in names}
+
+    def _names(self) -> dict[int, str]:
+        return {id(tf_variable(node)): objects.key_prefix(path) for path, node in objects.walk(self.checkpoint)}
 
     def matching(self, manifest: Manifest) -> Matching:
         """Returns how this state matches by name a checkpoint of a run that may have trained other variables.

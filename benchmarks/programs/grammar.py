@@ -126,15 +126,12 @@ def valid(program: dict) -> dict:
     else:
         drop("own_step")
     # What is compared to the bit may sample; what is compared with other replicas may not.
-    if not relation.may_sample:
-        p["trunk"] = [each for each in p["trunk"] if each not in SAMPLING]
-        drop("shuffle")
-    p["trunk"] = [each for each in p["trunk"] if each not in NORMS or each in relation.norms]
-    drop(*relation.forbids)
-    if p["relation"] == "saved":  # checkpoints have the last weights, not those that the callback leaves
-        p["callbacks"] = [each for each in p["callbacks"] if each != "early"]
-    if relation.one_batch:
-        p["batch"] = max(p["batch"], p["examples"], 2)
+    misfits = {*relation.forbids, *NORMS} - {*relation.norms}
+    misfits |= set() if relation.may_sample else {*SAMPLING, "shuffle"}
+    p["trunk"], p["callbacks"] = ([each for each in p[name] if each not in misfits] for name in ("trunk", "callbacks"))
+    drop(*(misfits & plain.keys()))
+    if relation.one_batch or p["relation"] == "accumulated":
+        p["batch"] = max(p["batch"], 3, p["examples"] * relation.one_batch)
     if p["data"] != "arrays":
         drop("shuffle", "class_weight")
     if p["data"] in ("generator", "unknown_length") and p["kind"] == "trainer":

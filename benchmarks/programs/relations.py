@@ -25,7 +25,7 @@ class Relation(NamedTuple):
       may_sample: whether the program may sample and shuffle.
       norms: the batch normalizations that the program may have.
       one_batch: whether all examples are one batch.
-      forbids: choices that it does not have.
+      forbids: choices, parts of a model and callbacks that it does not have.
       ignores: beginnings of names of values that are not compared.
     """
 
@@ -90,7 +90,7 @@ RELATIONS: dict[str, Relation] = {
     ),
     "accumulated": Relation(
         1, lambda _: {"whole": {}, "in micro-batches": {"flags": {"accumulate_steps": 3}}}, ("trainer",),
-        forbids=("data",),
+        forbids=("data", "counter"),  # of a layer's calls
     ),
     "frozen": Relation(
         1, lambda program: {"flag": {"flags": {"freeze": [f"{program['outputs'][0]}_0"]}}, "multiplier 0":
@@ -103,7 +103,8 @@ RELATIONS: dict[str, Relation] = {
     "two runs": Relation(
         1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True, norms=NORMS,
     ),
-    "saved": Relation(1, _saved, norms=NORMS, forbids=("data", "again")),
+    # Checkpoints have the last weights, not those that early stopping leaves.
+    "saved": Relation(1, _saved, norms=NORMS, forbids=("data", "again", "early")),
     "workers": Relation(
         0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
         {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"), ignores=("optimizer/",),

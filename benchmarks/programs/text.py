@@ -173,8 +173,8 @@ def dict_text(items: dict[str, str]) -> str:
 def _data(program: dict) -> str:
     inputs = [_MADE[each.partition(":")[0]].format(**program) for each in program["inputs"]]
     labels = [OUTPUTS[each][3] for each in program["outputs"]]
-    weights = {"none": "None", "random": "rng.uniform(0.5, 2.0, n).astype('float32')",
-               "zeros": "(rng.uniform(0.5, 2.0, n) * (rng.random(n) < 0.7)).astype('float32')"}  # fmt: skip
+    drawn = "rng.uniform(0.5, 2.0, n).astype('float32')"
+    weights = {"none": "None", "random": drawn, "zeros": f"{drawn} * ((rng.random(n) < 0.7) | (np.arange(n) == 0))"}
     return f'''
 def arrays(first, n):
     """Examples, labels and weights, of a seed."""
@@ -518,6 +518,7 @@ def split(variables):
 
 
 def _oracle(program: dict) -> str:
+    undecayed = () if program["schedule"] != "none" else ("bias", "gamma", "beta")  # by a run's `weight_decay`
     groups = "split(trained)" if program["step"] == "two_optimizers" else "(trained,)"
     return f"""
 def oracle(x, y, weights, test):
@@ -550,9 +551,10 @@ def oracle(x, y, weights, test):
         norm = np.sqrt(sum(np.square(each, dtype="float64").sum() for each in gradients))
         now = float(rate(step)) if callable(rate) else rate
         for i, (variable, gradient) in enumerate(zip(trained, gradients)):
+            decays = type(gradient) is not float and not any(each in variable.path for each in {undecayed})
             gradient = gradient * min(1.0, {CLIP if program["clip"] != "none" else "np.inf"} / max(norm, 1e-30))
             velocities[i] = {0.9 * (program["optimizer"] == "momentum")} * velocities.get(i, 0.0) - now * gradient
-            variable.assign(variable * (1 - now * {program["weight_decay"]}) + velocities[i])
+            variable.assign(variable * (1 - now * {program["weight_decay"]} * decays) + velocities[i])
         step += 1
     outputs = made(tensors(test[0]), training=False)
     loss, second, _ = measured(outputs, test[1], ones(*test[1:]))
@@ -599,7 +601,7 @@ def _trainer_values(program: dict) -> str:
     }
     flags = {"global_batch_size": "BATCH", "seed": "SEED % 1000", "progress": "'off'", "learning_rate": str(RATE)}
     optimizer = ""
-    if program["schedule"] != "none" or program["optimizer"] not in ("sgd", "momentum"):
+    if program["schedule"] != "none":
         optimizer = f"""
         def build_optimizer(self):
             return {_optimizer({**program, "clip": "none"})}

@@ -17,10 +17,11 @@ from .store import Checkpoints
 T = TypeVar("T")
 
 
-def load_weights(path, target, name: str = "trainer.model", may_grow: bool = False) -> list[str]:
+def load_weights(path, target, name: str = "trainer.model", may_grow: bool = False, final: bool = True) -> list[str]:
     """Loads `target`'s variables from `name` in another run's checkpoint, and nothing else.
 
-    Of a run with `ema_decay` it loads the averages of weights, with which that evaluates and predicts.
+    Of a run with `ema_decay` it loads the averages of weights, with which that evaluates and predicts; of one whose
+    Keras optimizer has `use_ema` those with which training ends.
 
     Args:
       path: a run's directory or a directory of checkpoints, for the newest valid one; or one checkpoint's prefix, such
@@ -29,6 +30,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
       name: the attributes from the checkpoint's root to it, separated by dots; "" is the root.
       may_grow: whether tables (`engine.tables.Embedding`) may have more rows than in the checkpoint; rows
         that it lacks stay as they are.
+      final: whether the averages of `use_ema` are loaded.
 
     Returns:
       The names of the variables that were loaded.
@@ -49,15 +51,16 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
                 f"{prefix} has no {name}; it has {', '.join(there)}, and crankshaft.engine.checkpoints."
                 "load_weights(path, model, name) loads one of these, in Trainer.build"
             )
-        return objects.restore(prefix, target, why_not, at, may_grow=may_grow, averages=averages(prefix))[0]
+        return objects.restore(prefix, target, why_not, at, may_grow=may_grow, averages=averages(prefix, final))[0]
 
     return read_newest(path, load)
 
 
-def averages(prefix: str) -> dict[Any, str]:
+def averages(prefix: str, final: bool) -> dict[Any, str]:
     """Returns the keys of the averages of weights in a run's checkpoint, by the keys of these weights."""
     manifest = manifests.manifest_at(prefix)
-    return {
+    ends_with = manifest.about.get("final_averages", {}) if manifest and final and manifest.step else {}
+    return {weight + objects.ATTRIBUTE: average + objects.ATTRIBUTE for weight, average in ends_with.items()} | {
         name + objects.ATTRIBUTE: objects.checkpoint_key(("trainer", *owner.split("."), "shadows", str(number)))
         for owner, names in (manifest.about.get("updated", {}) if manifest else {}).items()
         if owner.endswith("weight_average")

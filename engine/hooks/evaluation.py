@@ -47,6 +47,17 @@ def averaged_weights(trainer, final: bool = False):
         yield
 
 
+def hand_over_final_averages(trainer) -> None:
+    """Replaces weights by the averages of Keras's `use_ema`, if any."""
+    for average in _final_averages(trainer):
+        average.hand_over()
+
+
+def _final_averages(trainer) -> list[Any]:
+    averages = [optimizer.final_average() for optimizer in trainer.inventory.optimizers.values()]
+    return [average for average in averages if average is not None]
+
+
 class FinalWeights(Hook):
     """Ends a run with the averages of Keras's `use_ema` in the weights, after its last checkpoint, as `fit` does.
 
@@ -65,17 +76,13 @@ class FinalWeights(Hook):
 
     def end(self, status: Status) -> None:
         inventory = status.state.trainer.inventory
-        averages = [
-            average for optimizer in inventory.optimizers.values() if (average := optimizer.final_average()) is not None
-        ]
-        if self._may_change or averages:
+        if self._may_change or _final_averages(status.state.trainer):
             weights = [
                 own_copy(tf_variable(weight)) for weight in (*inventory.all_weights, *inventory.moving_statistics)
             ]
             self._hashes = lambda: hashes(weights).numpy()
             self._before = self._hashes()
-        for average in averages:
-            average.hand_over()
+        hand_over_final_averages(status.state.trainer)
 
     @property
     def changed(self) -> bool:

@@ -338,7 +338,8 @@ class Flags:
     weight_decay: float | None = _update_flag(
         Number(lower=0, upper=HUGE),
         None,
-        "Decoupled weight decay, times the learning rate; default: the optimizer's. Of tables, only used rows decay.",
+        "Decoupled weight decay, times the learning rate; default: the optimizer's. Not of biases and normalizations' "
+        "gains (weight_decay_exclude); of tables, only of rows in use.",
         decides=True,
     )
     freeze: Sequence[str] = _update_flag(

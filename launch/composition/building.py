@@ -155,6 +155,8 @@ def build_checkpoints(
         "data": strategy.exchange(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
     }
     about["cpu"], about["updated"] = cpu_threads.counts(strategy), state.updated()
+    if final_averages := state.final_averages():
+        about["final_averages"] = final_averages
     if parts := {split: feed.part.metadata() for split, feed in run_inputs.feeds.items() if feed.part}:
         about["input"] = parts
     if compile_values := state.trainer.compile_values:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from ....engine import logging
 from ....engine.checkpoints import Checkpoints, Manifest, RunDir
 from ....engine.errors import CheckpointError
-from ....engine.hooks import saving
+from ....engine.hooks import evaluation, saving
 from ....engine.internals import keras
 from ...command_line import checks, saved_config
 from ...command_line.values import differences
@@ -151,7 +151,8 @@ def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageErr
 def restored(run: BaseRun) -> Iterator[Manifest]:
     """Restores the requested checkpoints, the oldest first, each once the caller has finished with the last.
 
-    A checkpoint that a live run removes meanwhile is skipped; `latest` and `best` then take a newer one.
+    A checkpoint that a live run removes meanwhile is skipped; `latest` and `best` then take a newer one. `latest` has
+    the weights with which training ends, the averages of Keras's `use_ema`; others those that were evaluated then.
     """
     config = run.config
     which = config.eval_checkpoint
@@ -159,6 +160,8 @@ def restored(run: BaseRun) -> Iterator[Manifest]:
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):
             if manifest := restore_unless_removed(run, checkpoints, newest_one):
+                if which == "latest":
+                    evaluation.hand_over_final_averages(run.trainer)
                 yield manifest
                 return
     is_restored = False

@@ -157,7 +157,7 @@ class SavedRun:
             key = manifest.about.get("flags"), manifest.about.get("deciding"), manifest.variables
             if built is None or built[0] != key:
                 built = key, build(manifest)
-            trainer = weights.load_for_prediction(built[1], manifest.prefix)
+            trainer = weights.load_for_prediction(built[1], manifest.prefix, final=which == "latest")
             path = manifest.path
             if changed := differences(saved_config.check(path, manifest.about)["deciding"], self._deciding):
                 logging.warning("%s is of another configuration than the run (%s)", path, "; ".join(changed))

@@ -100,8 +100,8 @@ def _load_checkpoint(run: BaseRun, prefix: str) -> tuple[list[str], list[WeightA
     names = _load_components(prefix, {**layers, **inventory.tables}, may_grow=True)
     loaded = {path: average for path, average in averaged.items() if objects.has(prefix, ("trainer", *path.split(".")))}
     names += _load_components(prefix, loaded)
-    if averages(prefix):
-        run.log(f"{prefix} is of a run with ema_decay, whose averages of weights are taken")
+    if averages(prefix, final=True):
+        run.log(f"{prefix} is of a run that averages its weights (ema_decay, use_ema), and the averages are taken")
     if lacking := sorted(averaged.keys() - loaded.keys()):
         run.log(f"{', '.join(lacking)}: not in {prefix}, so the average begins at the model's weights")
     return names, [average for average in inventory.averages if average not in loaded.values()]
@@ -314,22 +314,26 @@ def fresh_trainer(run: BaseRun) -> Trainer:
         return prepare(type(run.trainer)(**run.config.configured_arguments("model_arg")), context)
 
 
-def _load_components(prefix: str, components: Mapping[str, Any], may_grow: bool = False) -> list[str]:
+def _load_components(prefix: str, components: Mapping[str, Any], **options: bool) -> list[str]:
     """Loads a checkpoint's weights into components of a trainer, by their paths in it; returns variables' names."""
     names = list[str]()
     for path, component in components.items():
         if any(objects.is_variable(node) for _, node in objects.walk(component)):  # a Dropout's seeds are not saved
-            names += load_weights(prefix, component, f"trainer.{path}", may_grow)
+            names += load_weights(prefix, component, f"trainer.{path}", **options)
     return names
 
 
-def load_for_prediction(trainer: Trainer, prefix: str) -> Trainer:
-    """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages."""
+def load_for_prediction(trainer: Trainer, prefix: str, final: bool) -> Trainer:
+    """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages.
+
+    Args:
+      final: whether it is of the weights with which training ends, the averages of Keras's `use_ema`.
+    """
     inventory = trainer.inventory
-    _load_components(prefix, {**inventory.layers, **inventory.tables})
+    _load_components(prefix, {**inventory.layers, **inventory.tables}, final=final)
     own = {id(variable) for variable in variables.tracked_variables(trainer).values()}
     for at, variable in [(at, node) for at, node in objects.walk(trainer) if id(node) in own]:
-        load_weights(prefix, variable, ".".join(("trainer", *at)))
+        load_weights(prefix, variable, ".".join(("trainer", *at)), final=final)
     for path, optimizer in inventory.optimizers.items():
         if optimizer.weight_average is not None:
             load_weights(prefix, optimizer.weight_average, f"trainer.{path}.weight_average")

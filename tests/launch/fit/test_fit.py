@@ -334,6 +334,24 @@ def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does():
 
 
 @pytest.mark.thorough
+def test_what_is_loaded_from_a_run_with_use_ema_has_its_averages(tmp_path):
+    evaluated = tuple(mlp_data().values())
+    how = {"run_dir": str(tmp_path / "run"), "validation_data": evaluated}
+    run = crankshaft.fit(of_averages, **mlp_data(), **HOW, epochs=EPOCHS, jit="off", **how)
+    trainer, x = crankshaft.KerasTrainer.for_model(of_averages), sample(8)
+    expected = run.predict(x)
+    for chosen in (None, trainer):
+        loaded = crankshaft.load_model(how["run_dir"], trainer_class=chosen)
+        np.testing.assert_allclose(loaded.predict(x, verbose=0), expected, rtol=1e-5)
+    trained = crankshaft.load_model(how["run_dir"], str(run.step)).predict(x, verbose=0)  # of a step, its own weights
+    assert np.abs(trained - expected).max() > 1e-3
+    again = functools.partial(crankshaft.run, trainer, data=(evaluated, evaluated), mode="eval", run_dir=how["run_dir"])
+    assert again().result["eval"] == pytest.approx(run.result["eval"])
+    found = again(eval_checkpoint=str(run.step)).result["eval"]
+    assert found["loss_with_penalties"] == pytest.approx(run.history.history["val_loss"][-1])
+
+
+@pytest.mark.thorough
 def test_with_use_ema_the_best_weights_of_a_callback_stay():
     stopping = {"mode": "max", "patience": 2, "restore_best_weights": True}
     theirs, ours = both(of_averages, mlp_data(), lambda name: [keras.callbacks.EarlyStopping("loss", **stopping)])
