@@ -26,12 +26,14 @@ from .relations import RELATIONS, difference
 from .text import script
 
 _WRONG, _MOST_TRIES = ("wrong", "failed", "crashed", "hung"), 60  # tries of a shrinking
-# Differences from Keras's `fit` that docs/keras.md documents: the names of values that differ, and in which programs.
+# Documented differences from Keras (docs/keras.md, `optimizers.Momentum`): the names of values, and in which programs.
 DOCUMENTED = [
     ("a layer's trainable takes effect at once", ".",
      lambda program: "freezes" in program["callbacks"] and program["epochs"] > 1),
     ("an uneven last batch counts by its examples", r"(history|metrics)/(?!val_loss$).+_loss",
      lambda program: len(program["outputs"]) > 1),
+    ("momentum moves only the rows of a table that are in use", ".", lambda program: program["kind"] == "trainer"
+     and program["optimizer"] == "momentum" and any(each[:4] in ("toke", "text") for each in program["inputs"])),
 ]  # fmt: skip
 
 
@@ -47,19 +49,17 @@ def judge(program: dict, children: Children) -> Result:
     """Runs a program's sides and compares them with the first; stops at the first that differs."""
     relation, began = RELATIONS[program["relation"]], time.monotonic()
     sides = relation.sides(program)
-    text = script(program, sides)
 
     def result(outcome: str, line: str = "") -> Result:
         return Result(program=program, outcome=outcome, line=line, seconds=round(time.monotonic() - began, 1))
 
     outcomes: dict[str, Outcome] = {}
     for name, how in sides.items():
-        outcomes[name] = found = children.run(text, how)
+        outcomes[name] = found = children.run(script(program, sides), how)
         if found.kind not in ("values", "refused"):
             # Keras itself can't run it: the grammar's fault.
             return result("invalid" if how.get("oracle") else found.kind, f"{name}: {found.line}")
-    refused = {name: each.line for name, each in outcomes.items() if each.kind == "refused"}
-    if refused:
+    if refused := {name: each.line for name, each in outcomes.items() if each.kind == "refused"}:
         is_alike = len(refused) == len(outcomes) or program["relation"] == "oracle"
         name, line = next(iter(refused.items()))
         return result("refused" if is_alike else "wrong", line if is_alike else f"{name} alone is refused: {line}")
