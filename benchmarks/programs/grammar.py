@@ -125,8 +125,8 @@ def valid(program: dict) -> dict:
         p["callbacks"] = [each for each in p["callbacks"] if each not in misfits]
     else:
         drop("own_step")
-    # What is compared to the bit may sample; what is compared with other replicas may not.
-    misfits = {*relation.forbids, *NORMS} - {*relation.norms}
+    # What is compared to the bit may sample, but not measure what is faster; with other replicas it may not sample.
+    misfits = {*relation.forbids, *NORMS, *(() if relation.tolerance else ("jit",))} - {*relation.norms}
     misfits |= set() if relation.may_sample else {*SAMPLING, "shuffle"}
     p["trunk"], p["callbacks"] = ([each for each in p[name] if each not in misfits] for name in ("trunk", "callbacks"))
     drop(*(misfits & plain.keys()))

@@ -77,8 +77,7 @@ RELATIONS: dict[str, Relation] = {
     ),
     "forms": Relation(1, _forms, tolerance=0.0, norms=NORMS, forbids=_ONE_FORM),
     "dataset": Relation(  # whose batches' unknown size rounds otherwise
-        1, lambda _: {form: {"data": form} for form in ("arrays", "dataset")}, tolerance=1e-6, norms=NORMS,
-        forbids=_ONE_FORM,
+        1, lambda _: {form: {"data": form} for form in ("arrays", "dataset")}, norms=NORMS, forbids=_ONE_FORM,
     ),
     "left out": Relation(
         1, lambda _: {"left out": {"kind": "left_out"}, "of weight 0": {"kind": "zero"}}, ("trainer",),

@@ -31,7 +31,8 @@ def sample(dtype: tf.DType, shape: Sequence, examples: int, random: np.random.Ge
     means = _random_per_example([examples, *shape], random)
     values = 1 - random.random([examples, *(size or 2 for size in shape)], np.float32)
     whole = is_label or not dtype.is_floating
-    return tf.cast(values < means if whole else values * means, dtype)
+    drawn = tf.constant(values < means if whole else values * means)
+    return tf.as_string(drawn) if dtype == tf.string else tf.cast(drawn, dtype)
 
 
 def _random_per_example(shape: Sequence, random: np.random.Generator) -> np.ndarray:

@@ -396,6 +396,24 @@ def test_a_loss_of_which_labels_of_0_and_1_show_nothing_is_computed_of_whole_bat
     assert (says in caplog.text) == (loss is by_large)
 
 
+@pytest.mark.thorough
+def test_the_loss_of_a_model_that_takes_text_is_a_mean_over_examples():
+    words = np.where(X[:, :2] > 0, "red", "blue")
+
+    def made():
+        keras.utils.set_random_seed(3)
+        layers = keras.layers
+        lookup = [keras.Input([2], dtype="string"), layers.StringLookup(vocabulary=["red", "blue"])]
+        dense = layers.Dense(4, activity_regularizer="l2")  # refused beside a loss of whole batches
+        model = keras.Sequential([*lookup, layers.Embedding(3, 4), layers.Flatten(), dense])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    theirs = made()
+    theirs.fit(tf.constant(words), Y, **HOW)
+    assert_same_weights(fit(made, words, Y, **HOW, **TWO).model, theirs)
+
+
 class Halved(keras.Sequential):
     """Has one output, which its loss takes as two."""
 
