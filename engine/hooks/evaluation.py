@@ -83,11 +83,17 @@ class FinalWeights(Hook):
             self._hashes = lambda: hashes(weights).numpy()
             self._before = self._hashes()
         hand_over_final_averages(status.state.trainer)
+        self._averaged = self._hashes() if self._hashes else None
 
     @property
     def changed(self) -> bool:
         """Whether the weights differ from those after the last step."""
         return self._hashes is not None and bool((self._hashes() != self._before).any())
+
+    @property
+    def set_by_callbacks(self) -> bool:
+        """Whether callbacks have set other weights, which no checkpoint has."""
+        return self._hashes is not None and bool((self._hashes() != self._averaged).any())
 
 
 class Evaluated(dict[str, float]):

@@ -273,6 +273,13 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
         evaluated = None if run.final.changed else made
         if evaluated is None and (evaluates or run.final.changed):
             evaluated = _evaluate(run)
+    if run.config.run_dir and run.config.is_chief and run.final.set_by_callbacks:
+        logging.warning(
+            "callbacks have set weights as training ended, and the checkpoint of step %d in %s has those before; keep "
+            "these by run.model.save",
+            step,
+            run.config.configured_run_dir,
+        )
     lines = []
     if evaluated is not None and (run.config.log_format == "text" or evaluated is not made):  # a program reads it once
         lines = [evaluation_line(step, evaluated, run.config.log_format)]

@@ -179,6 +179,7 @@ CASES = {
 
 
 HOW = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+SET_AT_END = "callbacks have set weights as training ended"
 TWO = {"strategy": "mirrored", "num_virtual_devices": 2}
 
 
@@ -334,10 +335,11 @@ def test_with_use_ema_a_run_ends_with_the_averages_as_keras_does():
 
 
 @pytest.mark.thorough
-def test_what_is_loaded_from_a_run_with_use_ema_has_its_averages(tmp_path):
+def test_what_is_loaded_from_a_run_with_use_ema_has_its_averages(tmp_path, caplog):
     evaluated = tuple(mlp_data().values())
     how = {"run_dir": str(tmp_path / "run"), "validation_data": evaluated}
     run = crankshaft.fit(of_averages, **mlp_data(), **HOW, epochs=EPOCHS, jit="off", **how)
+    assert SET_AT_END not in caplog.text
     trainer, x = crankshaft.KerasTrainer.for_model(of_averages), sample(8)
     expected = run.predict(x)
     for chosen in (None, trainer):
@@ -474,7 +476,7 @@ def interrupts():
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", [pytest.param(fails, marks=pytest.mark.slow), interrupts])
 @pytest.mark.usefixtures("answers_ctrl_c")
-def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_path, how):
+def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_path, how, caplog):
     def fitted(folder, how=None):
         keras.utils.set_random_seed(1)
         model = mlp()
@@ -489,6 +491,7 @@ def test_a_run_that_was_ended_comes_to_the_best_weights_of_one_that_was_not(tmp_
 
     whole, expected, best, stop = fitted("whole")
     assert best.stopped_epoch == 5
+    assert SET_AT_END in caplog.text  # which the loaded model lacks
     with pytest.raises(ValueError if how is fails else KeyboardInterrupt):
         fitted("parts", how)
     for _ in range(2):  # the second time there is nothing left to do
