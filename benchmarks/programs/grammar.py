@@ -142,8 +142,9 @@ def valid(program: dict) -> dict:
         drop("class_weight")
     if p["validation"] == "split" and (p["kind"] == "trainer" or p["data"] != "arrays" or p["examples"] < 5):
         drop("validation")
-    if p["optimizer"] == "other":
-        p["optimizer"] = p["other"]
+    p["optimizer"] = p["other"] if p["optimizer"] == "other" else p["optimizer"]
+    if p["optimizer"] in relation.forbids:
+        p["optimizer"] = "adam"
     drop("other")
     if p["optimizer"] in ONE_STEP_OPTIMIZERS and (relation.tolerance or p["kind"] == "trainer"):
         p["epochs"], p["batch"] = 1, max(p["batch"], p["examples"])

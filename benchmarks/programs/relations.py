@@ -25,7 +25,7 @@ class Relation(NamedTuple):
       may_sample: whether the program may sample and shuffle.
       norms: the batch normalizations that the program may have.
       one_batch: whether all examples are one batch.
-      forbids: choices, parts of a model and callbacks that it does not have.
+      forbids: choices, parts of a model, optimizers and callbacks that it does not have.
       ignores: beginnings of names of values that are not compared.
     """
 
@@ -102,15 +102,15 @@ RELATIONS: dict[str, Relation] = {
     "two runs": Relation(
         1, lambda _: {"alone": {}, "after another": {"before": True}}, tolerance=0.0, may_sample=True, norms=NORMS,
     ),
-    # Checkpoints have the last weights, not those that early stopping leaves.
-    "saved": Relation(1, _saved, norms=NORMS, forbids=("data", "again", "early")),
+    "saved": Relation(1, _saved, norms=NORMS, forbids=("data", "again", "early")),  # checkpoints have the last weights
     "workers": Relation(
         0, lambda _: {"one device": {}, "two workers": {"processes": ["--workers=2"], "flags":
         {"strategy": "multi_worker"}}}, norms=("synced_norm",), forbids=("data", "again"), ignores=("optimizer/",),
     ),
     "servers": Relation(
         0, lambda _: {"one device": {}, "around a server": {"processes": ["--workers=1", "--ps=1"], "flags":
-        {"strategy": "parameter_server"}}}, forbids=("data", "again", "step", "average"), ignores=("optimizer/",),
+        {"strategy": "parameter_server"}}}, forbids=("data", "again", "step", "average", "nadam"),
+        ignores=("optimizer/",),
     ),
 }  # fmt: skip
 
