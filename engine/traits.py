@@ -22,7 +22,7 @@ class Traits:
       default_policy: the policy by which the program makes layers; None takes the run's.
       wants_jit: whether the model asks for steps that XLA compiles.
       compile_values: what the program has decided of the step, plain JSON, which checkpoints keep.
-      compiled_variables: those of an optimizer that trains a copy of the model further.
+      compiled_variables: variables of an optimizer that trains a copy of the model further.
     """
 
     inventory: Inventory

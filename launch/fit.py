@@ -115,7 +115,7 @@ def fit(
       validation_batch_size: batch size of evaluations; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, in addition to the callbacks.
-      **flags: those of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
+      **flags: flags of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
 
     Example:
       >>> model = tf.keras.Sequential([tf.keras.Input([1]), tf.keras.layers.Dense(1)])

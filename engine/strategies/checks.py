@@ -497,7 +497,7 @@ def check_aggregated(
     """Checks that each variable that a step assigns from its replica's examples is aggregated: else replicas differ.
 
     Args:
-      batches: those of the replicas in the graph.
+      batches: batches of the replicas in the graph.
       second_trace: gets the variables on which only a second trace can decide.
 
     Raises:

@@ -41,7 +41,7 @@ class CompiledCache:
       step_variable: variable that counts the trainer's steps.
       jit: value of `TrainState.jit`.
       compiled: compiled programs, by split.
-      forms: of the feeds that these were compiled for, see `_forms`.
+      forms: forms of the feeds that these were compiled for, see `_forms`.
     """
 
     key: Mapping[str, Any]

@@ -80,7 +80,7 @@ class Predictor:
         """Computes the outputs of a split that is `checked`, a nest of NumPy arrays, in each process all of them.
 
         Args:
-          number: that of the run's calls of `predict` before this one; each samples others.
+          number: number of the run's calls of `predict` before this one; each samples others.
           ends: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
           is_own: whether each process gives examples of its own, and has the outputs of these.
         """
@@ -168,7 +168,7 @@ class RunView:
 
     Attributes:
       features: features of one example of the run's data, a nest of arrays or specs.
-      logits_kind: that of the trainer.
+      logits_kind: kind of the trainer's logits.
       get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
       get_splits: returns the run's data, by "train" and "eval". Raises `UsageError` where that of a saved run can't be
         read.

@@ -25,7 +25,7 @@ class ModelDescription(NamedTuple):
       architectures: Keras's configurations of models, by name.
       features: features of one example, zeros.
       data_info: the description of the data, without its examples.
-      logits_kind: that of the trainer.
+      logits_kind: kind of the trainer's logits.
       model_is_forward: see `weights.model_is_forward`.
       content: the file's.
     """

@@ -327,7 +327,7 @@ def load_for_prediction(trainer: Trainer, prefix: str, final: bool) -> Trainer:
     """Loads all that predictions depend on from a checkpoint: layers, tables, the trainer's variables, and averages.
 
     Args:
-      final: whether it is of the weights with which training ends, the averages of Keras's `use_ema`.
+      final: whether the averages of Keras's `use_ema`, with which training ends, replace the weights.
     """
     inventory = trainer.inventory
     _load_components(prefix, {**inventory.layers, **inventory.tables}, final=final)
