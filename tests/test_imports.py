@@ -54,7 +54,7 @@ PARTS = {
     "benchmark mode": ("launch/benchmark/",),
     "planner": ("launch/plan/",),
     "launchers": ("launch/launchers/",),
-    "clusters": ("launch/cluster/arrival.py", "launch/cluster/listeners.py", "launch/cluster/rendezvous.py"),
+    "clusters": ("launch/cluster/",),
     "models": (
         *("models/classification.py", "models/cnn.py", "models/logistic.py", "models/mlp.py"),
         "models/resnet.py",
@@ -75,6 +75,8 @@ COMPOSING = {
     "engine/devices.py": {"parameter servers", "workers and their watchdog"},
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
     "launch/command_line/checks.py": {"clusters"},
+    "launch/command_line/configuring.py": {"clusters"},
+    "launch/command_line/saved_config.py": {"clusters"},
     "launch/command_line/registry.py": {"Keras's models"},
     "launch/composition/building.py": {"Keras's models"},
     "launch/composition/hooks.py": {

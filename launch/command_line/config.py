@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...engine import logging
 from ...engine.checkpoints import manifest as manifests
@@ -18,13 +18,15 @@ from ...engine.data.run_data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...input import data_json
-from ..cluster.tasks import Cluster
 from ..failures import UsageError, nearest
 from ..host.remote import RemoteFolder
 from . import parsing, registry, saved_config
 from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, Flags, flags_with
 from .rules import parse_freeze
 from .values import differences, plain, shown
+
+if TYPE_CHECKING:
+    from ..cluster.tasks import Cluster
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 

@@ -10,7 +10,6 @@ from absl import flags
 
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES
-from ..cluster import discovery
 from ..failures import UsageError
 from ..host.remote import RemoteFolder, remote_folder
 from . import config as configs
@@ -88,7 +87,11 @@ def configure(
         }
         if trainer_class is None and effective["model"] is None:
             saved_config.refuse_without_model(effective["run_dir"], effective["mode"])
-    effective["strategy"], cluster = discovery.cluster_from_flags(given, effective, environment)
+    cluster = None
+    if saved_config.may_have_tasks(effective, environment):
+        from ..cluster import discovery
+
+        effective["strategy"], cluster = discovery.cluster_from_flags(given, effective, environment)
     if cluster and cluster.job("evaluator") and effective["mode"] == "train_and_eval":
         if "mode" in given:
             raise UsageError(

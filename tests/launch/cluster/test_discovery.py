@@ -15,9 +15,9 @@ import time
 
 import pytest
 
-from crankshaft.launch.cluster import arrival, discovery, rendezvous, slurm
+from crankshaft.launch.cluster import arrival, discovery, kubernetes, rendezvous, slurm, tf_config
 from crankshaft.launch.cluster.tasks import Cluster, Tasks, split
-from crankshaft.launch.command_line import checks
+from crankshaft.launch.command_line import checks, saved_config
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
@@ -25,6 +25,15 @@ from tests.waiting import PATIENCE
 pytestmark = pytest.mark.thorough
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+
+def test_a_process_without_any_of_three_variables_has_no_tasks_to_look_for():
+    assert saved_config.TASK_VARIABLES == (tf_config.NAME, "SLURM_STEP_NODELIST", kubernetes.JOBS)
+    one = step("n[1-2]", "1(x2)", 0, 0, 0, **{kubernetes.JOBS: "a:2", kubernetes.SERVICE: "s"})
+    without = {name: value for name, value in one.items() if name not in saved_config.TASK_VARIABLES}
+    assert discovery.tasks_from_scheduler(without) is None
+    with pytest.raises(UsageError):
+        discovery.tasks_from_scheduler(one)
 
 
 def step(nodes: str, counts: str, rank: int, node: int, local: int, **more: str) -> dict[str, str]:
