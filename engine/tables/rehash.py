@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-
-from ..checkpoints.slices import RowPlacement
 
 BUCKET = 16  # rows: 128 bytes of keys, read at once
 FREE, RESERVED_KEY = -(2**63), -(2**63) + 1  # keys of free rows, and of rows that no id may get
 NEVER = -1  # a stamp
 MOVED = ("keys", "tally", "stamps", "freed")  # variables of an `Admission`; the rest begin again
+
+
+class RowPlacement(NamedTuple):
+    """Where the ids of a checkpoint's table have their rows in the table here.
+
+    Attributes:
+      rows: for each row of the former table, its row here, or -1 for a row without an id and for an id without a row.
+      values: the values of each shard's admission here, by the names of its variables; the others begin again.
+      free: the rows of each shard here that have no id.
+      num_placed: how many ids have a row.
+      num_dropped: how many ids found no row.
+    """
+
+    rows: np.ndarray
+    values: list[dict[str, np.ndarray]]
+    free: list[np.ndarray]
+    num_placed: int
+    num_dropped: int
 
 
 def rehash(former: Mapping[str, Sequence[np.ndarray]], rows: int, num_shards: int) -> RowPlacement:

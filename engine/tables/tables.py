@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import hashing, logging
-from ..checkpoints.slices import RowPlacement, RowTable
+from ..checkpoints.slices import RowTable
 from ..errors import UsageError
 from ..internals.tensorflow import is_only_replica
 from ..internals.variables import mark_shard, own_copy
@@ -22,9 +22,9 @@ from ..reduction.per_replica import components
 from ..reduction.wire import fetch
 from ..step.context import step_context
 from ..step.gradients import NO_ROW, mark_unique
-from . import admission
+from . import admission, saved_rows
 from .admission import Admission
-from .rehash import MOVED, RESERVED_KEY, by_row, rehash
+from .rehash import MOVED, RESERVED_KEY, RowPlacement, by_row, rehash
 
 _PIECE_BYTES = 4 << 20  # initialized at once: temporaries are several times as large
 COMBINERS = (None, "sum", "mean", "sqrtn")
@@ -213,7 +213,11 @@ class Embedding(RowTable):
             for rows in self.initialize_rows(number, assigned.free_stale(step)):
                 yield shard, rows
 
+    def saved_in(self, checkpoint: Any, key_of: Callable[[tf.Variable], str], may_grow: bool) -> Any:
+        return saved_rows.find(self, checkpoint, key_of, may_grow)
+
     def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time."""
         for piece in self._pieces(rows.shape[0]):
             with tf.device(rows.device):
                 some = rows[piece.start : piece.stop]
@@ -221,6 +225,7 @@ class Embedding(RowTable):
             yield some
 
     def place_rows(self, saved: Callable[[str], list[np.ndarray] | None]) -> RowPlacement:
+        """Gives a checkpoint's ids rows here; `saved` reads a variable of the former shards' admissions by its name."""
         former = {name: parts for name in MOVED if (parts := saved(name)) is not None}
         placement = rehash(former, self.rows, len(self.shards))
         logging.warning(
