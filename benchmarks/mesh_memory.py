@@ -35,7 +35,7 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.build import prepare
     from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
     from crankshaft.engine.mesh import sharded
-    from crankshaft.engine.mesh.layout import Mesh
+    from crankshaft.engine.sharding import Mesh
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.options import RunContext, StepOptions
     from crankshaft.engine.strategies import StrategyOptions, WorkerTask

@@ -36,11 +36,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     Args:
       reduction: sums its gradients; None for a trainer that predicts on one device.
     """
-    options, mesh, reduction = context.options, current_mesh(), reduction or Reduction()
-    if (mesh.is_sharded or mesh.shard_optimizer) and type(reduction) is Reduction:
-        from .sharding.on_mesh import OnMesh  # few runs have shards
-
-        reduction = OnMesh(reduction.reduce_dtype, reduction.bucket_bytes)
+    options, reduction = context.options, current_mesh().reduction(reduction or Reduction())
     ours = (("run_context", (RunContext,)), ("reduction", (Reduction,)), ("inventory", (Inventory, type(None))))
     for name, kinds in ours:
         if not isinstance(value := getattr(trainer, name, None), kinds):
@@ -209,10 +205,8 @@ def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> 
                 f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for "
                 f"{variable_path(variable)}; return a number, 0 or more"
             )
-    if (mesh := current_mesh()).shard_optimizer:
-        from .sharding.in_shards import InShards
-
-        optimizer.place = InShards(mesh)
+    if place := current_mesh().place():
+        optimizer.place = place
     with trainer.reduction.slot_scope():
         optimizer.build(variables, list(map(float, multipliers)))
     options = trainer.run_context.options

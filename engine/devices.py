@@ -13,7 +13,7 @@ import tensorflow as tf
 from . import logging
 from .errors import UsageError, reason
 from .machine import cpus, gpus
-from .mesh.layout import Mesh, model_axis
+from .mesh.layout import Mesh
 from .strategies import registry
 from .strategies.base import Strategy
 from .strategies.options import StrategyOptions
@@ -64,8 +64,11 @@ def create(name: str, **settings: Any) -> Strategy:
         distribution = _mirror(options.num_virtual_devices, options.owns_process)
     else:
         distribution = options.distribution
-    model = model_axis(options.mesh, distribution.num_replicas_in_sync)
-    mesh = Mesh(distribution, model, options.shard_optimizer)
+    mesh = Mesh()
+    if options.mesh or options.shard_optimizer:
+        from .sharding.mesh import lay_out
+
+        mesh = lay_out(distribution, options.mesh, options.shard_optimizer)
     if name == "multi_worker":
         return multi_worker.MultiWorker(distribution, options, mesh)
     return Replicated(name, distribution, options, mesh, micro_batches)

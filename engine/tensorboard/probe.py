@@ -9,7 +9,6 @@ import tensorflow as tf
 from ..data import form
 from ..internals.variables import assign_local, compiled_once, own_copy, tf_variable
 from ..mesh.sharded import variable_sharding
-from ..sharding.shards import plan_update_shard
 from ..step.gradients import Gradients
 from .event_values import Histogram, histogram, looks_like_images
 
@@ -33,7 +32,7 @@ class Probe:
             for optimizer in trainer.inventory.optimizers.values() if histograms else ():
                 for variable in optimizer.updated_variables:
                     key, path = id(variable), optimizer.paths[id(variable)]
-                    is_part = variable_sharding(variable) or plan_update_shard(variable, strategy.mesh)
+                    is_part = variable_sharding(variable) or strategy.mesh.update_shard(variable)
                     self._names[key] = f"{path}/first_part" if is_part else path
                     self._rows[key] = _variable(tf.zeros([len(_packed(histogram(tf.zeros([0]))))], tf.float64))
             example = form.features(trainer.run_context.example)

@@ -19,8 +19,9 @@ from ...engine.data.run_data import Data
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals.tensorflow import elementwise_equality, variable_without_value
 from ...engine.mesh import collectives
-from ...engine.mesh.layout import Axis, Mesh, model_axis
+from ...engine.mesh.layout import Axis, Mesh
 from ...engine.reduction import Reduction
+from ...engine.sharding.mesh import ShardedMesh, model_axis
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
 from ...engine.strategies import FeedOptions, StrategyOptions
@@ -170,7 +171,7 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     )
     options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
     model = model_axis(rules.mesh_shape(config.mesh), layout.replicas)
-    mesh = Mesh(None, model, config.shard_optimizer)
+    mesh = ShardedMesh(None, model, config.shard_optimizer)
     gathers_small = model == 1 and not config.shard_optimizer  # else collectives are the mesh's own, without gathers
     # By name: the size of an axis's groups, and how many of these a host has.
     axes = {"data": (layout.replicas // model, min(model, layout.devices))}

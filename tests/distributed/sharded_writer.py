@@ -18,8 +18,8 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import sharded
-from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
+from crankshaft.engine.sharding import Mesh
 from crankshaft.engine.strategies import WorkerTask
 from crankshaft.engine.workers.multi_worker import connect
 from crankshaft.launch.cluster import tf_config

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from crankshaft.engine.mesh.layout import Mesh
+from crankshaft.engine.sharding import Mesh
 
 
 @pytest.fixture(scope="session")
