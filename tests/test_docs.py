@@ -172,6 +172,14 @@ def test_the_heart_names_a_steps_functions_as_they_are():
     assert len({name[:3] for name in functions}) <= 18
 
 
+def test_the_loop_of_tensorflow_alone_imports_no_more_and_names_the_files_that_do_the_same():
+    text = (ROOT / "examples" / "minimal.py").read_text(encoding="utf-8")
+    assert re.findall(r"^ *(?:from|import) (\S+)", text, re.M) == ["numpy", "tensorflow"]
+    files = paths_in(text)
+    assert len(files) >= 8
+    assert [name for name in files if not exists(name)] == []
+
+
 def test_each_script_that_measures_is_listed_in_a_line():
     names = [line.split()[0] for line in benchmarks.__main__.lines()]
     assert {"bits", "faults", "plan_validation"} <= {*names}
@@ -285,7 +293,7 @@ def test_a_block_that_is_a_file_is_introduced_by_its_name(path):
 
 
 def test_pages_that_all_read_and_the_readmes_script_are_short():
-    for page, most in (("README.md", 150), ("BUILD.md", 250)):
+    for page, most in (("README.md", 150), ("BUILD.md", 300)):
         assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= most
     (script,) = [block for block in blocks(README) if block.title]
     assert len(script.text.splitlines()) < 30
