@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from . import explanations
+from . import explanations, program
 from .assembly import assemble_run, run_to_end
-from .command_line import checks, configuring, parsing, rules, user_files
+from .command_line import parsing, rules, user_files
 from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from .host import remote as remotes
 
@@ -134,10 +134,10 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
         raise UsageError("a run in Python is not planned, and would train; plan a script that calls crankshaft.main")
     user_files.check_trainer(trainer_class)
     given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
-    config = configuring.configure_program(
+    config = program.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
-    checks.check(config)
+    program.check(config)
     script_flags |= config.script_flags
     return config, {name: value for name, value in script_flags.items() if value != flags.FLAGS[name].value}
 

@@ -119,12 +119,11 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 from ..engine.strategies.base import closing_feeds
                 from .composition import building, training
                 from .composition import hooks as run_hooks
-                from .composition.open_run import run_environment
                 from .host.isolation import Isolation
 
                 tf.config.list_physical_devices()  # the first look logs that there is no GPU
-            isolation = Isolation(config.keras_defaults, script_flags)
-            with run_environment(config, isolation):
+            isolation = Isolation(config.keras_defaults, script_flags, config.check_numerics)
+            with isolation.entered():
                 checks.check_named(config)
                 if config.mode == "benchmark":
                     result.check_baseline_work(config)
@@ -139,7 +138,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         load_data = (
             functools.partial(loading.load, config) if config.input else functools.partial(loading.data_from, data)
         )
-        with run_environment(config, isolation):
+        with isolation.entered():
             user_hooks = run_hooks.check_user_hooks(hooks)
             limits = [hook.last_step for hook in user_hooks]
             needs_epochs = any(hook.needs_epochs for hook in user_hooks)
@@ -149,8 +148,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             stack.callback(run.external_streams.clear)
             if config.trains:
                 since = time.monotonic() - process.age_seconds() if config.owns_process else began
-                training.prepare(run, user_hooks, since)
-                stack.push(lambda _, error, __: training.close(run, error))
+                snapshots = training.prepare(run, user_hooks, since)
+                stack.push(lambda _, error, __: training.close(run, snapshots, error))
         run.mark_open(outcome_writer, isolation, stack.pop_all(), _page)
     return run
 

@@ -14,24 +14,40 @@ from .command_line.flags import MODES
 from .host import process
 from .host.signals import end_pid_1, interruptible
 
+# What a task imports from its start to its first step, and its parent once for all that it forks.
+TASK_MODULES = (
+    *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
+    *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation"),
+    *(f"crankshaft.launch.composition.{name}" for name in ("training", "building", "open_run")),
+    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.modes.evaluator"),
+    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generate"),
+    "crankshaft.launch.run.modes.prediction_files",
+)
+
 
 class Command(NamedTuple):
     """A subcommand.
 
     Attributes:
-      module: name of the module whose `main(argv)` runs it, and returns the exit code.
+      module: name of the module whose `main(argv, *more)` runs it, and returns the exit code.
       purpose: what it is for.
       kept: what holds after Ctrl-C or an error of the system; "" if there is nothing to say.
+      more: further arguments of its `main`.
     """
 
     module: str
     purpose: str
     kept: str = ""
+    more: tuple = ()
 
 
 COMMANDS = {
     "train": Command("crankshaft.launch.train", "Train, evaluate, time or export a model."),
-    "local": Command("crankshaft.launch.launchers.local", "Run a whole cluster on this machine, one process per task."),
+    "local": Command(
+        "crankshaft.launch.launchers.local",
+        "Run a whole cluster on this machine, one process per task.",
+        more=(TASK_MODULES,),
+    ),
     "plan": Command("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": Command(
         "crankshaft.launch.prepare",
@@ -55,7 +71,7 @@ def run() -> None:
     name, *arguments = process.arguments()[1:] or [""]
     if name in ("", "help", "--help", "-h"):
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
-        lines += [f"  {command:<10} {purpose}" for command, (_, purpose, _) in COMMANDS.items()]
+        lines += [f"  {command:<10} {purpose}" for command, (_, purpose, *_) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name == "--version":
         help.show(f"crankshaft {__version__}")
@@ -80,7 +96,7 @@ def execute(name: str, arguments: Sequence[str]) -> NoReturn:
     kept = command.kept and f"; {command.kept}"
     try:
         with interruptible():
-            code = main(argv)
+            code = main(argv, *command.more)
     except KeyboardInterrupt:
         code = failures.fail(failures.EXIT_INTERRUPTED, f"interrupted{kept}")
     except Exception as error:  # the border of the program

@@ -23,8 +23,9 @@ from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
-from . import assembly, explanations, failures, terminal
-from .command_line import checks, configuring, help, parsing, paths, user_files
+from . import assembly, explanations, failures, program, terminal
+from .command import TASK_MODULES
+from .command_line import help, parsing, paths, user_files
 from .command_line.config import Config
 from .host import exits, process
 from .host.signals import end_pid_1, interruptible
@@ -69,12 +70,12 @@ def main(
     process.prepare_streams()
     terminal.fit_log()
     with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
-        program = _Program(trainer_class, data, hooks, may_change, output)
-        with program.failures_reported():
-            program.start(argv)
+        call = _Program(trainer_class, data, hooks, may_change, output)
+        with call.failures_reported():
+            call.start(argv)
     # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
-    sys.exit(program.code)
+    sys.exit(call.code)
 
 
 class _Program:
@@ -100,14 +101,14 @@ class _Program:
         if plan := user_files.instead.get():
             self.code = plan(given, self._trainer_class, self._data)
             return
-        config = configuring.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
+        config = program.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # the script's flags in the run that is read
             flags.FLAGS[name].value = value
-        checks.check(config)
+        program.check(config)
         if config.max_restarts:
             from .launchers import agent
 
-            if agent.can_fork(config):
+            if agent.can_fork(config, TASK_MODULES):
                 self.code = agent.run(config, self._attempt)
                 return
         self._run(config)
@@ -160,7 +161,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     doc = script_doc or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:]))
+        help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:], program.to_trainer))
     if "--helpshort" in argv[1:]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own

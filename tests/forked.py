@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from crankshaft.launch.command import TASK_MODULES
 from crankshaft.launch.launchers import reaper
 from crankshaft.launch.launchers.template import Template
 
@@ -78,7 +79,7 @@ class Forked:
 def _template() -> Template:
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
-        return Template(_START)  # whose forks answer signals as in a terminal
+        return Template(_START, TASK_MODULES)  # whose forks answer signals as in a terminal
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

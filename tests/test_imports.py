@@ -44,7 +44,7 @@ PARTS = {
     "Keras's models": (
         *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py", "launch/keras_models/"),
     ),
-    "workers and their watchdog": ("engine/workers/",),
+    "workers and their watchdog": ("engine/workers/", "launch/run/agreement.py"),
     "elastic members": ("launch/elastic/",),
     "memory snapshots": ("engine/memory_snapshots/", "launch/memory_snapshots/"),
     "TensorBoard": ("engine/tensorboard/",),
@@ -64,21 +64,16 @@ PARTS = {
 # What only the assembly of a run and its commands import, and no part.
 COMPOSITION = "the composition of a run"
 COMPOSERS = (
-    *("engine/devices", "launch/assembly"),
-    *(f"launch/composition/{name}" for name in ("building", "hooks", "training")),
+    *("launch/assembly", "launch/program"),
+    *(f"launch/composition/{name}" for name in ("building", "devices", "hooks", "training")),
 )
 
 # The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
 # Everywhere else in the core an object is passed in; its type may be imported.
 COMPOSING = {
-    "engine/build.py": {"shards of a mesh"},
-    "engine/devices.py": {"parameter servers", "workers and their watchdog"},
     "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
-    "launch/command_line/checks.py": {"clusters"},
-    "launch/command_line/configuring.py": {"clusters"},
-    "launch/command_line/saved_config.py": {"clusters"},
-    "launch/command_line/registry.py": {"Keras's models"},
-    "launch/composition/building.py": {"Keras's models"},
+    "launch/composition/building.py": {"Keras's models", "workers and their watchdog"},
+    "launch/composition/devices.py": {"parameter servers", "shards of a mesh", "workers and their watchdog"},
     "launch/composition/hooks.py": {
         "Keras's models",
         "TensorBoard",
@@ -88,7 +83,9 @@ COMPOSING = {
         "record",
         "tables",
     },
+    "launch/composition/open_run.py": {"workers and their watchdog"},
     "launch/composition/training.py": {"clusters", "memory snapshots"},
+    "launch/program.py": {"Keras's models", "clusters"},
     "launch/run/modes/export.py": {"tables"},
     "launch/train.py": {"launchers"},
 }
@@ -348,7 +345,12 @@ PLANTED = [
     (import_faults, "engine/a.py", "from absl import logging\n", "imports absl.logging;"),
     (import_faults, "input/a.py", "import logging\n", "imports logging;"),
     (part_faults, "engine/a.py", "def late():\n    if x:\n        from . import tables\n", "imports tables,"),
-    (part_faults, "engine/devices.py", "from .parameter_servers import strategy\n", "imports parameter ser"),
+    (
+        part_faults,
+        "launch/composition/devices.py",
+        "from ...engine.parameter_servers import strategy\n",
+        "imports parameter ser",
+    ),
     (
         part_faults,
         "launch/plan/a.py",

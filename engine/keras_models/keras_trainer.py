@@ -108,6 +108,12 @@ class KerasTrainer(Trainer):
         self.__dict__["first_names"] = {}  # no part of checkpoints' variables
 
     @classmethod
+    def for_module(cls, module: types.ModuleType) -> type[KerasTrainer] | None:
+        """Returns a trainer class for a module's function `model`, which makes a compiled model; None without one."""
+        model = getattr(module, "model", None)
+        return cls.for_model(model) if callable(model) else None
+
+    @classmethod
     def for_model(cls, model: tf.keras.Model | Callable[..., tf.keras.Model]) -> type[KerasTrainer]:
         """Returns a trainer class for a compiled model, or for a function that returns one.
 

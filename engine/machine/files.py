@@ -28,6 +28,7 @@ from ..errors import UsageError
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # object stores as file systems
 _RANDOM_BYTES = 8
+_SHARED_SECONDS = 10.0  # for which a file that another host has made may stay unseen here
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
 _SUFFIX = ".tmp"
 
@@ -277,3 +278,15 @@ def _remove(path: str) -> None:
             shutil.rmtree(path)
         else:
             os.remove(path)
+
+
+def appears(path: str) -> bool:
+    """Returns whether a file becomes visible here soon: a network file system may cache that it did not exist."""
+    end = time.monotonic() + _SHARED_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() >= end:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(os.path.dirname(path))  # which queries the server
+        time.sleep(0.1)
+    return True

@@ -135,14 +135,14 @@ class _Group(Axis):
     def rank(self) -> int:
         return self._to_rank(replica_id()) if self._in_replica() else 0
 
-    def all_reduce(self, value):
+    def all_reduce(self, value: tf.Tensor) -> tf.Tensor:
         if self.size == 1 or not self._in_replica():  # Keras builds layers outside of replicas for their shapes
             return value
         if value.dtype in (tf.bfloat16, tf.float16):  # CPU kernels can't add them; rounded once, at the end
             return tf.cast(self._own().all_reduce(tf.cast(value, tf.float32)), value.dtype)
         return self._own().all_reduce(value)
 
-    def all_gather(self, value):
+    def all_gather(self, value: tf.Tensor) -> tf.Tensor:
         if not self._in_replica():
             return tf.repeat(value[tf.newaxis], self.size, axis=0)
         if self.size == 1:
@@ -150,14 +150,14 @@ class _Group(Axis):
         gathered = self._own().all_gather(value[tf.newaxis])
         return tf.ensure_shape(gathered, [self.size, *value.shape])
 
-    def reduce_scatter(self, value):
+    def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
         if self.size == 1:
             return value
         # There is no reduce-scatter kernel: each replica sends every other its piece, and adds up those it receives.
         pieces = tf.reshape(value, [self.size, value.shape[0] // self.size, *value.shape[1:]])
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
-    def all_to_all(self, value):
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
         return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
 
     def _in_replica(self) -> bool:

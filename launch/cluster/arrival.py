@@ -13,8 +13,8 @@ from ...engine import logging
 from ...engine.machine.files import file_system_time
 from ..failures import UsageError
 from ..host import signals
+from ..host.tasks import SECRET, Cluster, counts, split
 from . import rendezvous
-from .tasks import SECRET, Cluster, counts, split
 
 _POLL_SECONDS = 1.0
 _START_SECONDS = 120.0  # limit of TensorFlow's start on a busy machine

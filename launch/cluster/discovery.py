@@ -12,8 +12,8 @@ from typing import Any
 
 from ...engine.strategies.registry import CLUSTERED
 from ..failures import UsageError
+from ..host.tasks import Cluster, Tasks, make_cluster
 from . import kubernetes, slurm, tf_config
-from .tasks import Cluster, Tasks, make_cluster
 
 
 def cluster_from_flags(
@@ -55,6 +55,11 @@ def cluster_from_flags(
     else:
         cluster = assign_kinds(tasks, servers, values["evaluator"], environment)
     return strategy, dataclasses.replace(cluster, bind=values["bind"] or "")
+
+
+def has_tasks(values: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
+    """Returns whether several tasks are named by a flag, or by the environment."""
+    return bool(values["cluster_hosts"] or tf_config.NAME in environment or tasks_from_scheduler(environment))
 
 
 def _tasks_from_flags(

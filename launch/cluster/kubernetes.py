@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ..failures import UsageError
-from .tasks import MOST_TASKS, Tasks
+from ..host.tasks import MOST_TASKS, Tasks
 
 JOBS = "CRANKSHAFT_JOBS"  # train:8, or train-chief:1,train-worker:4,train-ps:2: Jobs and their pods, in tasks' order
 SERVICE = "CRANKSHAFT_SERVICE"  # the headless Service's name, which is the pods' subdomain

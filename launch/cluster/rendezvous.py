@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from ...engine import logging
 from ...engine.errors import visible
 from ..failures import EXIT_PORT_TAKEN, EXIT_REGROUP, EXIT_USAGE, CrankshaftError, RunError, UsageError
+from ..host.tasks import SECRET, Cluster, split
 from . import listeners
-from .tasks import SECRET, Cluster, split
 
 _FIRST_POLL_SECONDS, _POLL_SECONDS = 0.01, 0.1  # tasks that were forked together come at about the same time
 # For a host that does not answer at all. First calls wait less: one that finds neither a task's listener nor its

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from ..failures import UsageError
-from .tasks import MOST_TASKS, Tasks
+from ..host.tasks import MOST_TASKS, Tasks
 
 # Ports that no job has reserved: each step of a job has some of its own, below those that Linux gives to callers
 # (32768, ip_local_port_range). Jobs whose numbers are apart by a multiple of the slots meet.

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 
 from ..failures import UsageError
-from .tasks import MARK, Cluster, make_cluster
+from ..host.tasks import MARK, Cluster, make_cluster
 
 NAME = "TF_CONFIG"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ..failures import UsageError
-from ..host import process
 from . import config as configs
 from . import conflicts, paths, registry, rules, saved_config
 from .config import KERAS_FILES, Config, visible_gpus
@@ -18,70 +16,63 @@ from .flags import ARGUMENTS
 from .values import differences, plain
 
 
+def check_flags(config: Config) -> None:
+    """Raises `UsageError` for flags that can't be combined, and for a library that one of them needs."""
+    conflicts.refuse(config, conflicts.CONFLICTS)
+    if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
+
+
 def check(config: Config) -> None:
-    """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name.
-
-    Waits only for hosts whose names do not resolve yet, and lets the other tasks of a cluster know of a mistake.
-    """
-    process.refuse_within_import()
-    with contextlib.ExitStack() as stack:
-        if config.cluster:
-            from ..cluster import arrival, rendezvous
-
-            stack.enter_context(rendezvous.refusing(config.cluster))
-        conflicts.refuse(config, conflicts.CONFLICTS)
-        if config.metrics_port is not None and importlib.util.find_spec("prometheus_client") is None:
-            raise UsageError("metrics_port needs prometheus_client; pip install prometheus_client")
-        if config.cluster:
-            arrival.arrive(config.cluster, config.cluster_timeout_seconds, awaits=not config.min_workers)
-        check_placement(config)
-        for name in configs.PERIODS:
-            if (period := config.values[name]) and period % config.sync_every_steps:
-                above = configs.whole_periods(period, config.sync_every_steps)
-                near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
-                raise UsageError(
-                    f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
-                    f"differ between syncs; use {near}"
-                )
-        if config.mode in configs.READING:
-            which = config.eval_checkpoint
-            steps = checkpoint_steps(config.files.path, which)  # whether they are complete, reading them shows
-            if not steps:
-                other = "latest" if which == "best" else "best"
-                fix = f"use eval_checkpoint={other}" if checkpoint_steps(config.files.path, other) else "train first"
-                raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; {fix}")
-            if which not in ("latest", "best", "all", *map(str, steps)):
-                raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
-        if config.run_dir:
-            _check_run_dir(config)
-        paths.check_results(config.values)
-        for flag in registry.ENTRIES:
-            config.configured_arguments(flag)
-        if config.mode == "export":
-            _check_export(config, "output", config.output_path)
-        if config.export_dir and config.trains:
-            _check_export(config, "export_dir", config.output_path)
-        if config.mode == "predict":
-            if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
-                raise UsageError(
-                    f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
-                )
-            if config.is_chief:
-                _check_output("output", config.output_path)
-        source = config.init_from
-        # A run that has checkpoints has its own weights by now.
-        if source and not check_init_from(source) and not (config.run_dir and checkpoint_steps(config.run_dir)):
+    """Raises `UsageError` for the first mistake found, within a second: imports nothing that flags name."""
+    check_placement(config)
+    for name in configs.PERIODS:
+        if (period := config.values[name]) and period % config.sync_every_steps:
+            above = configs.whole_periods(period, config.sync_every_steps)
+            near = " or ".join(str(steps) for steps in (above - config.sync_every_steps, above) if steps)
             raise UsageError(
-                f"init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's "
-                ".keras or .weights.h5"
+                f"{name}={period} is not a multiple of sync_every_steps={config.sync_every_steps}, whose replicas "
+                f"differ between syncs; use {near}"
             )
-        if config.mode == "generate":
-            check_generation(config)
-        if config.mode not in configs.WITHOUT_DATA:
-            for flag in ("data_dir", "eval_data_dir"):
-                path = config.values[flag]
-                if path and not paths.is_pattern(path) and not os.path.exists(path):
-                    raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
+    if config.mode in configs.READING:
+        which = config.eval_checkpoint
+        steps = checkpoint_steps(config.files.path, which)  # whether they are complete, reading them shows
+        if not steps:
+            other = "latest" if which == "best" else "best"
+            fix = f"use eval_checkpoint={other}" if checkpoint_steps(config.files.path, other) else "train first"
+            raise UsageError(f"run_dir={config.run_dir} has no checkpoint in {NAMES.folder(which)}/; {fix}")
+        if which not in ("latest", "best", "all", *map(str, steps)):
+            raise UsageError(f"eval_checkpoint={which} is none of latest, best, all, {', '.join(map(str, steps))}")
+    if config.run_dir:
+        _check_run_dir(config)
+    paths.check_results(config.values)
+    for flag in registry.ENTRIES:
+        config.configured_arguments(flag)
+    if config.mode == "export":
+        _check_export(config, "output", config.output_path)
+    if config.export_dir and config.trains:
+        _check_export(config, "export_dir", config.output_path)
+    if config.mode == "predict":
+        if config.output_path.endswith(".parquet") and importlib.util.find_spec("pyarrow") is None:
+            raise UsageError(
+                f"output={config.output} is written by pyarrow; pip install pyarrow, or write .csv or .npz"
+            )
+        if config.is_chief:
+            _check_output("output", config.output_path)
+    source = config.init_from
+    # A run that has checkpoints has its own weights by now.
+    if source and not check_init_from(source) and not (config.run_dir and checkpoint_steps(config.run_dir)):
+        raise UsageError(
+            f"init_from={source} does not exist; give a run's folder, a checkpoint, .../ckpt-1000, or Keras's "
+            ".keras or .weights.h5"
+        )
+    if config.mode == "generate":
+        check_generation(config)
+    if config.mode not in configs.WITHOUT_DATA:
+        for flag in ("data_dir", "eval_data_dir"):
+            path = config.values[flag]
+            if path and not paths.is_pattern(path) and not os.path.exists(path):
+                raise UsageError(f"{flag}={path} does not exist; give the folder that holds the input's files")
 
 
 def check_named(config: Config) -> None:

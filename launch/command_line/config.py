@@ -7,8 +7,9 @@ import functools
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ...engine import logging
@@ -26,7 +27,7 @@ from .rules import parse_freeze
 from .values import differences, plain, shown
 
 if TYPE_CHECKING:
-    from ..cluster.tasks import Cluster
+    from ..host.tasks import Cluster
 
 KERAS_FILES = (".keras", ".weights.h5")  # files of weights that --init_from takes beside checkpoints
 
@@ -54,6 +55,7 @@ class Config(Flags):
       is_endless: whether only the run's caller knows its length.
       from_run: names of the flags that have the values of the run that is read.
       set_by_data: names of the flags that the data sets once it is loaded (`Data.flags`); empty afterwards.
+      to_trainer: makes a Trainer of the compiled Keras model that --model=FILE may have; see `launch.program`.
     """
 
     program_trainer: type | None = None
@@ -64,6 +66,7 @@ class Config(Flags):
     is_endless: bool = False
     from_run: frozenset[str] = frozenset()
     set_by_data: frozenset[str] = frozenset()
+    to_trainer: Callable[[ModuleType], type | None] | None = None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -74,7 +77,9 @@ class Config(Flags):
     def model_entry(self) -> registry.Entry:
         """The model, imported, and with it TensorFlow. Raises what its module raises."""
         return (
-            registry.class_entry(self.program_trainer) if self.program_trainer else registry.find("model", self.model)
+            registry.class_entry(self.program_trainer)
+            if self.program_trainer
+            else registry.find("model", self.model, self.to_trainer)
         )
 
     @functools.cached_property

@@ -3,47 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from types import ModuleType
 from typing import Any
 
-from absl import flags
-
 from ...engine import logging
-from ...engine.checkpoints.run_dir import NAMES
 from ..failures import UsageError
-from ..host.remote import RemoteFolder, remote_folder
+from ..host.remote import RemoteFolder
 from . import config as configs
 from . import parsing, paths, registry, saved_config
 from .flags import USES, Flags
-
-
-def configure_program(
-    given: Mapping[str, Any],
-    script_values: Mapping[str, Any],
-    trainer_class: type | None,
-    has_data: bool,
-    may_change: Collection[str],
-    **options: Any,
-) -> configs.Config:
-    """Configures a program that calls Crankshaft; its script may define flags. Raises `UsageError`.
-
-    `script_values` are those of the script's flags for this run alone; the flags named by `may_change` do not decide a
-    run's numbers. The rest is as in `configure`.
-    """
-    script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
-    return configure(
-        given,
-        trainer_class,
-        has_data,
-        os.environ,
-        {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
-        given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
-        remote=remote_folder(
-            given.get("run_dir"),
-            {NAMES.tensorboard: given.get("tensorboard_dir"), NAMES.export: given.get("export_dir")},
-        ),
-        **options,
-    )
 
 
 def configure(
@@ -57,6 +26,8 @@ def configure(
     remote: RemoteFolder | None = None,
     may_be_endless: bool = False,
     set_by_data: Collection[str] = (),
+    discovery: ModuleType | None = None,
+    to_trainer: Callable[[ModuleType], type | None] | None = None,
 ) -> configs.Config:
     """Makes the configuration from flags' values; imports nothing that they name. Raises `UsageError`.
 
@@ -68,6 +39,8 @@ def configure(
       script_flags: the values of the script's own flags that decide a run's numbers, by name.
       given_script_flags: names of those that the caller gives; the others are a run's that is read.
       may_be_endless: whether a run without a length has no end; else it has the default one.
+      discovery: `launch.cluster.discovery`, if the process may have other tasks.
+      to_trainer: makes a Trainer of the compiled Keras model that --model=FILE may have; see `launch.program`.
     """
     effective = {**vars(Flags()), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
@@ -75,7 +48,8 @@ def configure(
         effective["run_dir"] = remote.folder
     paths.check(effective)
     if effective["mode"] in configs.READING:
-        from_run, script_in_run = saved_config.values_from_run(given, effective, environment)
+        is_alone = discovery is None or not discovery.has_tasks(effective, environment)
+        from_run, script_in_run = saved_config.values_from_run(given, effective, is_alone)
         effective |= from_run
         before, chosen = from_run.get("data_dir"), effective["eval_data_dir"]
         is_moved = before and chosen and not paths.is_pattern(before) and not os.path.exists(before)
@@ -88,9 +62,7 @@ def configure(
         if trainer_class is None and effective["model"] is None:
             saved_config.refuse_without_model(effective["run_dir"], effective["mode"])
     cluster = None
-    if saved_config.may_have_tasks(effective, environment):
-        from ..cluster import discovery
-
+    if discovery:
         effective["strategy"], cluster = discovery.cluster_from_flags(given, effective, environment)
     if cluster and cluster.job("evaluator") and effective["mode"] == "train_and_eval":
         if "mode" in given:
@@ -122,6 +94,7 @@ def configure(
         is_endless=may_be_endless and not has_length,
         from_run=frozenset(from_run),
         set_by_data=frozenset(set_by_data),
+        to_trainer=to_trainer,
     )
 
 

@@ -7,7 +7,8 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import NoReturn
 
 from absl import flags
@@ -32,7 +33,13 @@ def module_doc(module: str) -> str:
     return loaded.__doc__ or (path and ast.get_docstring(ast.parse(pathlib.Path(path).read_bytes()))) or ""
 
 
-def help_text(program: str, doc: str, script_flags: list[str], words: Sequence[str]) -> str:
+def help_text(
+    program: str,
+    doc: str,
+    script_flags: list[str],
+    words: Sequence[str],
+    to_trainer: Callable[[ModuleType], type | None],
+) -> str:
     """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
 
     Args:
@@ -50,7 +57,7 @@ def help_text(program: str, doc: str, script_flags: list[str], words: Sequence[s
     for kind, names in registry.NAMES.items():
         parts += ["", f"{kind.capitalize()}s (--{kind}=NAME --help shows one's arguments):"]
         named = [coerce(FIELDS[kind], word.partition("=")[2]) for word in words if word.startswith(f"--{kind}=")]
-        parts += [_shown(kind, registry.find(kind, name)) for name in named] or [
+        parts += [_shown(kind, registry.find(kind, name, to_trainer)) for name in named] or [
             f"  {line}" for line in terminal.wrapped(", ".join(names), _columns() - 2)
         ]
     return "\n".join(parts)

@@ -11,8 +11,9 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
+from types import ModuleType
 from typing import Any
 
 from ... import input as inputs
@@ -80,8 +81,11 @@ def check_name(kind: str, name: str | None) -> None:
         raise UsageError(f"{kind}={name} is unknown; {nearest(name, names)}")
 
 
-def find(kind: str, name: str | None) -> Entry:
+def find(kind: str, name: str | None, to_trainer: Callable[[ModuleType], type | None] | None = None) -> Entry:
     """Imports the model or input of that name, or the file at that path.
+
+    Args:
+      to_trainer: makes a Trainer of the compiled Keras model that a file may have; see `launch.program`.
 
     Raises:
       UsageError: it does not exist, or has no `Model` or `load`; exceptions of its module pass through.
@@ -92,19 +96,17 @@ def find(kind: str, name: str | None) -> Entry:
         path, module = name, user_files.run_file(kind, name)
     else:
         module = importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
-    entry = _model(module, path) if kind == "model" else _input(module, path)
+    entry = _model(module, path, to_trainer) if kind == "model" else _input(module, path)
     name = str(user_files.portable_name(name))
     return dataclasses.replace(entry, name=name, summary=_summary(module), path=path)
 
 
-def _model(module, path: str | None) -> Entry:
+def _model(module, path: str | None, to_trainer: Callable[[ModuleType], type | None] | None) -> Entry:
     from ...engine.trainer import Trainer
 
     model = getattr(module, "Model", None)
-    if model is None and callable(compiled := getattr(module, "model", None)):
-        from ...engine.keras_models.keras_trainer import KerasTrainer
-
-        model = KerasTrainer.for_model(compiled)
+    if model is None and to_trainer:
+        model = to_trainer(module)
     if model is None:
         raise user_files.missing_error("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):

@@ -22,8 +22,6 @@ FIX = (
     "restore it from a copy (a checkpoint's manifest has the same under 'about'), or use another run_dir; the "
     "checkpoints are as they were"
 )
-# The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`launch.cluster`).
-TASK_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NODELIST", "CRANKSHAFT_JOBS")
 # Flags that mean nothing with another input, model, optimizer, schedule or strategy.
 _BELONGS_TO = {
     "input": ("input_arg", "data_dir", "eval_data_dir"),
@@ -77,9 +75,12 @@ def check(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_from_run(
-    given: Mapping[str, Any], effective: Mapping[str, Any], environment: Mapping[str, str]
+    given: Mapping[str, Any], effective: Mapping[str, Any], is_alone: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Reads, of the run at run_dir, the values that the caller does not give, and those of the script's own flags."""
+    """Reads, of the run at run_dir, the values that the caller does not give, and those of the script's own flags.
+
+    `is_alone`: whether no other tasks are known.
+    """
     if not effective["run_dir"]:
         raise UsageError(f"mode={effective['mode']} needs run_dir, the folder of a run")
     if not os.path.isdir(effective["run_dir"]):
@@ -88,13 +89,6 @@ def values_from_run(
     if not saved:
         return {}, {}
     given_names = {*given, *PER_CALL_FLAGS}
-    is_alone = True
-    if may_have_tasks(effective, environment):
-        from ..cluster import discovery, tf_config
-
-        is_alone = not (
-            effective["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_from_scheduler(environment)
-        )
     if saved["flags"].get("strategy") in CLUSTERED and is_alone:
         given_names.add("strategy")  # one process can read what several have written
     before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
@@ -110,13 +104,6 @@ def values_from_run(
     if from_run.get("restore_best", effective["restore_best"]) and "eval_checkpoint" not in given:
         from_run["eval_checkpoint"] = "best"  # which the run has ended with
     return from_run, script_flags
-
-
-def may_have_tasks(effective: Mapping[str, Any], environment: Mapping[str, str]) -> bool:
-    """Returns whether a flag or a variable says that the run may have several tasks, which `launch.cluster` finds."""
-    is_asked = effective["strategy"] in CLUSTERED or effective["task_index"] is not None
-    by_flags = any(effective[name] for name in ("cluster_hosts", "num_ps", "evaluator"))
-    return is_asked or by_flags or any(name in environment for name in TASK_VARIABLES)
 
 
 def typed_values(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:

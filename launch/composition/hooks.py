@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -21,8 +21,13 @@ from ..run.base import BaseRun
 from ..run.history import History
 from ..run.progress import Progress
 
+if TYPE_CHECKING:
+    from ...engine.memory_snapshots.in_memory import Snapshots
 
-def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
+
+def make_hooks(
+    run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses, snapshots: Snapshots | None
+) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that evict, judge, show, stop, and that save.
 
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
@@ -93,11 +98,11 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     if run.checkpoints:
         every_steps, every_seconds = config.checkpoint_period
         hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
-    if run.snapshots:
+    if snapshots:
         from ...engine.memory_snapshots.snapshots import InMemory
 
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        hooks.append(InMemory(run.snapshots, seconds, hooks))
+        hooks.append(InMemory(snapshots, seconds, hooks))
     if run.checkpoints and not config.remote:
         from ..ask.answering import make_request_handler
 

@@ -18,17 +18,15 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.data.streamed import Stream
-from ...engine.hooks import numerics, saving
+from ...engine.hooks import saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
 from .. import explanations
-from ..command_line.config import Config
 from ..failures import UsageError
 from ..host import exits
 from ..host.isolation import Isolation
 from ..host.signals import EXIT_CODES, Standby
-from ..run import agreement
 from ..run.base import BaseRun
 from ..run.data import external
 from ..run.history import HistoryRows, Means
@@ -509,7 +507,7 @@ class Run(BaseRun):
             if not self.is_open:
                 stack.enter_context(self.strategy.watch())
                 stack.enter_context(closing_feeds(self.strategy))
-            stack.enter_context(run_environment(self.config, self._isolation, uses_random))
+            stack.enter_context(self._isolation.entered(uses_random))
             yield
 
     @contextlib.contextmanager
@@ -581,18 +579,20 @@ class Run(BaseRun):
           UsageError: one of them makes another call, or on other data.
           OutOfSyncError: the program has set a variable to other values in one of them.
         """
-        if self.strategy.num_hosts == 1:
-            return None
-        call = call if split is None else f"{call} on {external.describe(split)}"
-        ended_by = agreement.compare_calls(call, self.strategy)
-        if not ended_by and not isinstance(data, (str, type(None))) and split not in self._compared:
-            if not external.is_own(self, split):
-                agreement.check_examples({"given": split}, self.strategy, "AUTO", are_passed=True)
-            if isinstance(split, Stream):  # which is read again for it, so it is done once
-                self._compared.add(split)
-        if self.sync_check:
-            self.sync_check.act(self.loop.status)
-        return ended_by
+        if self.strategy.num_hosts > 1:
+            from ..run import agreement
+
+            call = call if split is None else f"{call} on {external.describe(split)}"
+            ended_by = agreement.compare_calls(call, self.strategy)
+            if not ended_by and not isinstance(data, (str, type(None))) and split not in self._compared:
+                if not external.is_own(self, split):
+                    agreement.check_examples({"given": split}, self.strategy, "AUTO", are_passed=True)
+                if isinstance(split, Stream):  # which is read again for it, so it is done once
+                    self._compared.add(split)
+            if self.sync_check:
+                self.sync_check.act(self.loop.status)
+            return ended_by
+        return None
 
     def _end_with(self, outcome: Outcome) -> None:
         """Writes the result, and then prints the outcome's lines and report."""
@@ -651,12 +651,3 @@ class Run(BaseRun):
             if error is None and not ended_by and not is_left:
                 raise
             logging.error("the run is closed, and not saved: %s", explanations.explain(problem, has_debug=False)[1])
-
-
-@contextlib.contextmanager
-def run_environment(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
-    """Enters the state in which a run finds its process; `uses_random`: with its own random generators."""
-    with isolation.entered(uses_random):
-        if config.check_numerics:
-            numerics.enable()
-        yield

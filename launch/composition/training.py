@@ -7,7 +7,7 @@ import math
 import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -42,19 +42,23 @@ from ..run.progress import duration, evaluation_line, print_model_summary
 from ..run.saved import restoring, weights
 from . import hooks
 
+if TYPE_CHECKING:
+    from ...engine.memory_snapshots.in_memory import Snapshots
 
-def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
-    """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
-    config, pauses = run.config, Pauses()
+
+def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> Snapshots | None:
+    """Makes a run's hooks and its loop, see `hooks.make_hooks`, and its snapshots in memory, if it takes some."""
+    config, pauses, snapshots = run.config, Pauses(), None
     if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
         from ..memory_snapshots.snapshots import make_snapshots
 
-        run.snapshots = make_snapshots(run)
-    run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
+        snapshots = make_snapshots(run)
+        run.take_from_memory = snapshots.write_newest
+    run.hooks = hooks.make_hooks(run, user_hooks, began, pauses, snapshots)
 
     def write_snapshot() -> str | None:
         """Writes the newest snapshot while the run is busy with something else; returns a line for the user."""
-        step = run.snapshots.write_alone() if run.snapshots else None
+        step = snapshots.write_alone() if snapshots else None
         return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
 
     run.signals = Signals(
@@ -65,9 +69,10 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
         saves=bool(config.run_dir),
     )
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
+    return snapshots
 
 
-def close(run: BaseRun, error: BaseException | None) -> None:
+def close(run: BaseRun, snapshots: Snapshots | None, error: BaseException | None) -> None:
     """Releases what hooks hold, however the run ended.
 
     After a peer's loss it first saves what is in memory, unless that is left to a parent.
@@ -79,10 +84,10 @@ def close(run: BaseRun, error: BaseException | None) -> None:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        if error and run.snapshots and may_be_lost:
+        if error and snapshots and may_be_lost:
             from ..memory_snapshots.snapshots import save_after_loss
 
-            save_after_loss(run, run.snapshots, error)
+            save_after_loss(run, snapshots, error)
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:

@@ -23,9 +23,9 @@ from typing import Any
 from ...engine import logging
 from ..cluster import rendezvous
 from ..cluster.rendezvous import ClusterError, RefusedError, Rendezvous, Wait
-from ..cluster.tasks import Cluster
 from ..failures import UsageError
 from ..host.process import LockedRunDir, RunDirInUse, can_lock
+from ..host.tasks import Cluster
 
 _POLL_SECONDS = 0.1
 _LATE_SECONDS = 5.0  # a worker waits longer than this only for an attempt that is not about to end

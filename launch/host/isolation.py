@@ -14,6 +14,7 @@ import tensorflow as tf
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
+from ...engine.hooks import numerics
 from ...engine.internals import keras, tensorflow
 from ...engine.machine.threads import PROCESS
 from .. import terminal
@@ -36,13 +37,20 @@ class Isolation:
     Args:
       defaults: Keras's, as `program_defaults` returns them; None is those in which it is entered first.
       script_flags: values of the script's own absl flags, by name; the others stay unchanged.
+      check_numerics: whether TensorFlow checks each number that it computes.
     """
 
-    def __init__(self, defaults: Mapping[str, Any] | None = None, script_flags: Mapping[str, Any] | None = None):
+    def __init__(
+        self,
+        defaults: Mapping[str, Any] | None = None,
+        script_flags: Mapping[str, Any] | None = None,
+        check_numerics: bool = False,
+    ):
         process_defaults = dict(defaults or {})
         self._policy = process_defaults.pop("dtype_policy", None)
         self._defaults: dict[str, Any] | None = process_defaults or None
         self._script_flags = script_flags
+        self._check_numerics = check_numerics
         self._keras: dict[str, Any] | None = None
         self._random_state: tuple[Any, ...] | None = None
         self._is_deterministic: bool | None = None
@@ -72,6 +80,8 @@ class Isolation:
             was_deterministic = _DETERMINISM.enter(self._is_deterministic)
             streams = _STREAMS.enter(terminal.escaping_streams())
             self._thread.is_within = True
+            if self._check_numerics:
+                numerics.enable()
             try:
                 yield
             finally:

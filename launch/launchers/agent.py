@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ...engine import logging
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from ..command_line.config import Config
 
 
-def can_fork(config: Config) -> bool:
-    """Returns whether this process can fork the task, for which it imports TensorFlow; else logs why not.
+def can_fork(config: Config, modules: Sequence[str]) -> bool:
+    """Returns whether this process can fork the task, whose modules it imports; else logs why not.
 
     Raises:
       UsageError: it can't, and `--min_workers` needs that.
     """
     process.prepare()
     with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
-        obstacle = _obstacle(config) or template.import_libraries()
+        obstacle = _obstacle(config) or template.import_libraries(modules)
     if obstacle and config.min_workers:
         raise UsageError(
             f"min_workers={config.min_workers} needs a task that starts again in its place, and {obstacle}"

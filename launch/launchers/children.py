@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import IO
 
 from ...engine.strategies.options import DEFAULT_TIMEOUT_SECONDS
-from ..cluster.tasks import MARK
 from ..host import exits
+from ..host.tasks import MARK
 from . import reaper
 from .template import Template
 
@@ -123,9 +123,9 @@ class Children:
         self.sweep()
         reaper.adopt_orphans(False)
 
-    def template(self, env: Mapping[str, str]) -> Template:
-        """Starts a process with this environment that imports TensorFlow, from which children can be forked."""
-        self._templates.append(Template({**env, **self._environment}))
+    def template(self, env: Mapping[str, str], modules: Sequence[str]) -> Template:
+        """Starts a process with this environment that imports modules, from which children can be forked."""
+        self._templates.append(Template({**env, **self._environment}, modules))
         return self._templates[-1]
 
     def start(

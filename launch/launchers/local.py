@@ -24,11 +24,11 @@ from ...engine.errors import counted
 from ...engine.machine import cpus
 from ...engine.machine.files import temporary_folder
 from ..cluster import listeners
-from ..cluster.tasks import SECRET
 from ..command_line import command_flags, parsing
 from ..command_line.config import visible_gpus
 from ..command_line.rules import Boolean, Integer, Number, flag
 from ..failures import UsageError, print_line
+from ..host.tasks import SECRET
 from . import children, resources, restarts
 from .supervisor import Supervisor, TaskSpec
 
@@ -92,8 +92,8 @@ class _Command:
     step_timeout_seconds: float | None = None
 
 
-def main(argv: list[str]) -> int:
-    """Runs a cluster by the command line."""
+def main(argv: list[str], modules: Sequence[str]) -> int:
+    """Runs a cluster by the command line; `modules` are what a task imports."""
     cut = argv.index("--") if "--" in argv else len(argv)
     job, _ = command_flags.read(
         argv[:cut],
@@ -132,7 +132,7 @@ def main(argv: list[str]) -> int:
         events=RunDir(here).events if here else None,
         coloured=(allows_colour and os.isatty(1), allows_colour and os.isatty(2)),
         grace_seconds=job.grace_seconds,
-        forks=command.imports,
+        modules=modules if command.imports else (),
         stopped_seconds=children.stopped_seconds(command.step_timeout_seconds),
     )
     supervisor.print(_LISTENING[listeners.can_refuse_hosts()])

@@ -78,7 +78,7 @@ class Supervisor(RestartLoop):
       log_dir: folder for a log file per task, or None.
       events: path of the run's record, where restarts are recorded once it is there; None without one.
       grace_seconds: how long tasks have to save and end after a signal, before they are killed.
-      forks: whether tasks import TensorFlow, so that they are forked from processes that have.
+      modules: what tasks import, so that they are forked from processes that have; () if it is not known.
       stopped_seconds: how long a task may be stopped, see `Children`.
     """
 
@@ -94,7 +94,7 @@ class Supervisor(RestartLoop):
         coloured: tuple[bool, bool],
         grace_seconds: float,
         events: str | None = None,
-        forks: bool = False,
+        modules: Sequence[str] = (),
         stopped_seconds: float = 0.0,
     ):
         self._specs = specs
@@ -105,7 +105,7 @@ class Supervisor(RestartLoop):
         self._grace_seconds = grace_seconds
         self._selector = selectors.DefaultSelector()
         self._output = Output(self._selector, log_dir, coloured)
-        self._forks = forks
+        self._modules = modules
         self._templates: dict[frozenset[tuple[str, str]], Template] = {}  # by the tasks' own variables
         self._tasks: list[Task] = []
         self._cluster: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ class Supervisor(RestartLoop):
         # Children end with this process even if it is killed: the context is entered before the first of them starts.
         with self._children, self._signals():
             try:
-                if self._forks:
+                if self._modules:
                     self._start_templates()
                 code = self._make_attempts()
             finally:
@@ -168,7 +168,7 @@ class Supervisor(RestartLoop):
         """
         waiting: set[Template] = set()
         for variables in {frozenset(spec.environment.items()) for spec in self._specs}:
-            template = self._children.template({**self._environment, **dict(variables)})
+            template = self._children.template({**self._environment, **dict(variables)}, self._modules)
             self._templates[variables] = template
             waiting.add(template)
             self._selector.register(template, selectors.EVENT_READ, functools.partial(waiting.discard, template))

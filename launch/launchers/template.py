@@ -4,7 +4,7 @@ The import takes seconds, a fork some milliseconds, and the forks share the memo
 started before the fork: its threads would be missing in the child. The template reads its environment as it imports, so
 that forks with another one may need another template; what differs is known only to the runtime (TF_CONFIG).
 
-  python -m crankshaft.launch.launchers.template DESCRIPTOR
+  python -m crankshaft.launch.launchers.template DESCRIPTOR MODULE...
 
 serves the requests of its parent, which it must be the direct child of: a fork becomes the parent's own child. A
 request is a datagram, JSON and descriptors, at the socket of that number. Once the template is ready it sends a byte,
@@ -36,27 +36,18 @@ from . import reaper
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
 _END_SECONDS = 5.0  # limit of what libraries do at the end, such as removing temporary folders
-# What a task imports, in addition to what these import, from its start to its first step.
-_MODULES = (
-    *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
-    *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation"),
-    *(f"crankshaft.launch.composition.{name}" for name in ("training", "building", "open_run")),
-    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.modes.evaluator"),
-    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generate"),
-    "crankshaft.launch.run.modes.prediction_files",
-)
 
 
 class Template:
     """A template process, as its parent sees it."""
 
-    def __init__(self, env: Mapping[str, str]):
+    def __init__(self, env: Mapping[str, str], modules: Sequence[str]):
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # A request is one datagram, with a whole environment in it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
         with other:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(other.fileno())],
+                [sys.executable, "-m", __name__, str(other.fileno()), *modules],
                 env=env,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -132,9 +123,9 @@ class Template:
         self._process.wait()
 
 
-def import_libraries() -> str | None:
+def import_libraries(modules: Sequence[str]) -> str | None:
     """Imports what tasks import; returns why this process can't be forked then, None if it can."""
-    for name in _MODULES:
+    for name in modules:
         import_module(name)
     started = import_module("crankshaft.engine.internals.tensorflow").has_started()
     return "TensorFlow has started before `main`, so that its threads would be missing in a fork" if started else None
@@ -228,7 +219,7 @@ def _main() -> None:
         os.set_inheritable(requests.fileno(), False)
         process.prepare()
         with imports.uncollected():
-            obstacle = import_libraries()
+            obstacle = import_libraries(sys.argv[2:])
         if obstacle:
             return
         gc.freeze()  # as Python's manual has it before a fork, where a collection would copy a million objects

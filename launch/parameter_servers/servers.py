@@ -14,9 +14,9 @@ from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data.source import Source
 from .. import failures
 from ..cluster import arrival, rendezvous
-from ..cluster.tasks import Cluster
 from ..host import exits, process
 from ..host.signals import Handlers
+from ..host.tasks import Cluster
 
 _POLL_SECONDS = 1.0
 # A lease that a worker runs keeps one thread of its server waiting, and servers ask for the lease's tensors by

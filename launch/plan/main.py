@@ -20,10 +20,11 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .. import terminal
-from ..cluster import tf_config
+from ..cluster import discovery, tf_config
 from ..command_line import checks, command_flags, configuring, parsing, paths
 from ..command_line.rules import Boolean, Number, Text, flag
 from ..failures import UsageError
@@ -134,9 +135,17 @@ def configured(
     # As the first of so many tasks would be configured; nothing is started at the addresses.
     cluster = {"worker": [f"127.0.0.1:{_FIRST_PORT + index}" for index in range(hosts)]}
     environment = {tf_config.NAME: json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-    config = configuring.configure(values, trainer_class, has_data, environment)
+    config = configuring.configure(
+        values, trainer_class, has_data, environment, discovery=discovery, to_trainer=_to_trainer
+    )
     checks.check_placement(config)
     return config
+
+
+def _to_trainer(module: ModuleType) -> type | None:
+    from ...engine.keras_models.keras_trainer import KerasTrainer
+
+    return KerasTrainer.for_module(module)
 
 
 def plan(
@@ -204,11 +213,10 @@ class _Plans:
         given, data, devices = {**self.given, **changes}, self._given_data, self.machine.devices_per_host
         config = configured(given, hosts, devices, self._trainer_class, data is not None)
         with _tensorflow():
-            from ..composition.open_run import run_environment
             from ..host.isolation import Isolation
             from ..run.data import loading
             from .quantify import quantify
-        with run_environment(config, Isolation(config.keras_defaults)):
+        with Isolation(config.keras_defaults, check_numerics=config.check_numerics).entered():
             checks.check_named(config)
             self._data = self._data or (loading.load(config) if config.input else loading.data_from(data))
             work = quantify(config, hosts, devices, self.machine.kind, self._data)

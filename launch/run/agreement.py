@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import secrets
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,7 +28,6 @@ from ..host.signals import EXIT_CODES
 from .saved import fingerprints
 
 _OPTION = "AutoShardPolicy.OFF in its options"
-_SHARED_SECONDS = 10.0  # for which a file that another host has made may stay unseen here
 
 
 def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
@@ -38,8 +36,6 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     Args:
       splits: splits of the data, by name, as `fingerprints.fingerprint` takes them.
     """
-    if strategy.num_hosts == 1:
-        return
     # Of a folder, whose name may differ between hosts, only whether there is one.
     flags: dict[str, Any] = {
         name: bool(value) if FLAG_INFO[name].may_be_elsewhere else value
@@ -64,15 +60,13 @@ def check_run_dir(run_dir: str, strategy) -> bool:
 
     Logs where the chief's lock on it does not hold; returns whether it holds here.
     """
-    if strategy.num_hosts == 1:
-        return True
     name = f".seen-by-all.{secrets.token_hex(8)}.tmp"
     # All look for a file of the chief's random name: one that another job has left must not be taken for it.
     path = os.path.join(run_dir, strategy.exchange(name)[0])
     if strategy.is_chief:
         files.make_file(path)
     strategy.exchange()  # nobody looks before it is there
-    is_seen = appears(path)
+    is_seen = files.appears(path)
     found = strategy.exchange([is_seen, is_seen and not strategy.is_chief and can_lock(run_dir)])
     blind = [worker for worker, (sees, _) in zip(strategy.host_names, found, strict=True) if not sees]
     unlocked = [worker for worker, (_, locks) in zip(strategy.host_names, found, strict=True) if locks]
@@ -93,18 +87,6 @@ def check_run_dir(run_dir: str, strategy) -> bool:
     return strategy.host_names[strategy.host] not in unlocked
 
 
-def appears(path: str) -> bool:
-    """Returns whether a file becomes visible here soon: a network file system may cache that it did not exist."""
-    end = time.monotonic() + _SHARED_SECONDS
-    while not os.path.exists(path):
-        if time.monotonic() >= end:
-            return False
-        with contextlib.suppress(OSError):
-            os.listdir(os.path.dirname(path))  # which queries the server
-        time.sleep(0.1)
-    return True
-
-
 def check_examples(splits: Mapping[str, Any], strategy, policy: str, are_passed: bool = False) -> None:
     """Raises `UsageError`, on all workers, where arrays or datasets differ, which would be divided once more.
 
@@ -112,8 +94,6 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str, are_passed:
       policy: see `engine.data.streamed.divide`.
       are_passed: whether they are passed to a call, rather than the run's own.
     """
-    if strategy.num_hosts == 1:
-        return
     members = {name: split.members if isinstance(split, Combined) else {"": split} for name, split in splits.items()}
     splits = {f"{name} {key}".rstrip(): split for name, parts in members.items() for key, split in parts.items()}
     samples = {name: {} if is_part(split, policy) else fingerprints.sample(split) for name, split in splits.items()}
@@ -140,8 +120,6 @@ def check_data(data: Mapping[str, Mapping[str, int]], strategy) -> None:
 
     Where only contents differ, which may be another CPU's rounding, the chief warns.
     """
-    if strategy.num_hosts == 1:
-        return
     counts = {
         f"{name} of the {split} data": numbers.get(name)
         for split, numbers in data.items()

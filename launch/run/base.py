@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...engine.checkpoints import Checkpoints
@@ -30,7 +30,6 @@ from .history import History
 from .saved.preprocessor import Names
 
 if TYPE_CHECKING:
-    from ...engine.memory_snapshots.in_memory import Snapshots
     from ...engine.record.recorder import Recorder
 
 
@@ -48,7 +47,8 @@ class BaseRun:
       hooks: hooks of a run that trains, in the order in which they act.
       record: hook that writes the run's events; None in workers but the chief.
       sync_check: the check that compares replicas, if there are several.
-      snapshots: snapshots in memory; None if the run takes none.
+      take_from_memory: writes the newest snapshot after a step that the attempt before has left in memory, and returns
+        its step; None if the run takes no snapshots.
       resumed_from: step of the checkpoint that the run was resumed from; None without one.
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether the run's steps were checked and their compiler was chosen.
@@ -68,7 +68,7 @@ class BaseRun:
     hooks: list[Hook] = dataclasses.field(default_factory=list)
     record: Recorder | None = None
     sync_check: SyncCheck | None = None
-    snapshots: Snapshots | None = None
+    take_from_memory: Callable[[int], int | None] | None = None
     resumed_from: int | None = None
     is_from_memory: bool = False
     is_ready: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +28,6 @@ from ...command_line.config import Config
 from ...command_line.flags import Flags
 from ...command_line.values import short
 from ...failures import UsageError
-from .. import agreement
 from ..saved import fingerprints, model_file, preprocessor
 from . import loading
 
@@ -67,10 +67,13 @@ class Inputs:
         return self.feeds["train"].order if "train" in self.feeds else None
 
 
-def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True) -> Inputs:
+def build(
+    config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True, agreement: ModuleType | None = None
+) -> Inputs:
     """Checks a run's data, which must be equal on all workers, and makes its feeds.
 
     Args:
+      agreement: `launch.run.agreement`, if several workers have to agree.
       needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:
@@ -102,10 +105,12 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
         now = data_info, form.features(example)
         preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)
     splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
-    agreement.check_settings(config, splits, strategy)
-    agreement.check_examples(splits, strategy, sharding(config).upper())
-    shared = config.run_dir if config.trains and not config.remote else None
-    lock_holds = agreement.check_run_dir(shared, strategy) if shared else False
+    lock_holds = bool(shared := config.run_dir if config.trains and not config.remote else None)
+    if agreement:
+        agreement.check_settings(config, splits, strategy)
+        agreement.check_examples(splits, strategy, sharding(config).upper())
+        if shared:
+            lock_holds = agreement.check_run_dir(shared, strategy)
 
     saved_counts = _saved_counts(config, strategy, combined.first(train))
     train_counts = saved_counts("train").get("saved_data", {})
@@ -136,7 +141,8 @@ def build(config: Config, data: Data, strategy: Strategy, needs_epochs: bool = T
     if evaluation is not None:
         batches = config.eval_batches
         contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
-    agreement.check_data(contents, strategy)
+    if agreement:
+        agreement.check_data(contents, strategy)
     faster = loading.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)
     lines = [*lines, *([data_info.columns] if data_info.columns else [])]
     return Inputs(data_info, example, splits, feeds, contents, faster, lines, updates_before, lock_holds)
@@ -152,9 +158,10 @@ def order_seed(config: Config, updates_before: int) -> int | None:
     return seed_after(config.seed, updates_before) if config.shuffle_buffer else None
 
 
-def saved_inputs(config: Config, strategy: Strategy) -> Inputs:
+def saved_inputs(config: Config, strategy: Strategy, agreement: ModuleType | None = None) -> Inputs:
     """Restores a run's saved description of its data without reading the data. Raises `UsageError`."""
-    agreement.check_settings(config, {}, strategy)
+    if agreement:
+        agreement.check_settings(config, {}, strategy)
     saved = model_file.read(config.files.path)
     try:
         _ = saved.data_info.tokens and saved.data_info.tokens.ids  # which reads them

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from ....engine.checkpoints import Manifest, RunDir
 from ....engine.hooks import Status, StopRequest, evaluation
 from ....engine.hooks.saving import BestCheckpoint
+from ....engine.machine.files import appears
 from ....engine.meter import Meter, Segment
 from ....engine.metrics.monitored import Monitored
 from ....engine.tensorboard import event_values
@@ -17,7 +18,7 @@ from ...cluster.rendezvous import Presence, answers
 from ...command_line import checks
 from ...failures import UsageError
 from ...host.signals import EXIT_CODES, Signals
-from .. import agreement, progress
+from .. import progress
 from ..base import BaseRun
 from ..saved import restoring
 from .outcome import Outcome
@@ -48,7 +49,7 @@ def watch(run: BaseRun) -> Outcome:
         while True:
             if not has_met and (has_met := bool(answers(chief))):
                 run_dir = config.files.path
-                if not agreement.appears(RunDir(run_dir).lock):
+                if not appears(RunDir(run_dir).lock):
                     raise UsageError(
                         f"run_dir={run_dir} is another folder here than at the coordinator, which writes the "
                         "checkpoints that an evaluator reads; give a folder of a file system that all hosts share"

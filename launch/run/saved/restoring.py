@@ -60,7 +60,7 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     if best_manifest and best_manifest.is_after(manifest):
         manifest = best_manifest
     # A newer snapshot that the attempt before has left in memory becomes a checkpoint first, if there is one.
-    step = run.snapshots and run.snapshots.write_newest(-1 if manifest is None else manifest.step)
+    step = run.take_from_memory and run.take_from_memory(-1 if manifest is None else manifest.step)
     if step is not None:
         run.is_from_memory = True
         saved = f"the newest checkpoint is of step {manifest.step:,}" if manifest else "there is no checkpoint yet"

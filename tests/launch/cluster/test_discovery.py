@@ -15,10 +15,10 @@ import time
 
 import pytest
 
+from crankshaft.launch import program
 from crankshaft.launch.cluster import arrival, discovery, kubernetes, rendezvous, slurm, tf_config
-from crankshaft.launch.cluster.tasks import Cluster, Tasks, split
-from crankshaft.launch.command_line import checks, saved_config
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.host.tasks import Cluster, Tasks, split
 from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 
@@ -28,9 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_a_process_without_any_of_three_variables_has_no_tasks_to_look_for():
-    assert saved_config.TASK_VARIABLES == (tf_config.NAME, "SLURM_STEP_NODELIST", kubernetes.JOBS)
+    assert program.TASK_VARIABLES == (tf_config.NAME, "SLURM_STEP_NODELIST", kubernetes.JOBS)
     one = step("n[1-2]", "1(x2)", 0, 0, 0, **{kubernetes.JOBS: "a:2", kubernetes.SERVICE: "s"})
-    without = {name: value for name, value in one.items() if name not in saved_config.TASK_VARIABLES}
+    without = {name: value for name, value in one.items() if name not in program.TASK_VARIABLES}
     assert discovery.tasks_from_scheduler(without) is None
     with pytest.raises(UsageError):
         discovery.tasks_from_scheduler(one)
@@ -219,23 +219,21 @@ FLAGS = {
 
 @pytest.mark.parametrize("mistake", FLAGS)
 def test_mistake_in_flags_is_one_line(mistake, monkeypatch):
-    from crankshaft.launch import train
-    from crankshaft.launch.command_line import configuring
+    from crankshaft.launch import program, train
 
     arguments, said = FLAGS[mistake]
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
     with pytest.raises(UsageError) as error:
-        configuring.configure(given, None, False, {})
+        program.configure(given, None, False, {})
     assert said in error.value.message
     assert "\n" not in error.value.message
 
 
 def asked(*arguments: str, **environment: str):
-    from crankshaft.launch import train
-    from crankshaft.launch.command_line import configuring
+    from crankshaft.launch import program, train
 
     given = train.parse(["crankshaft train", "--model=mlp", "--input=digits", *arguments])
-    return configuring.configure(given, None, False, environment)
+    return program.configure(given, None, False, environment)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +255,7 @@ def test_a_job_that_can_not_continue_without_some_workers_ends_with_a_line(flags
     own = [f"--cluster_hosts={hosts}", "--task_index=0", "--max_restarts=2", "--min_workers=1", f"--run_dir={tmp_path}"]
     raised = contextlib.nullcontext() if said is None else pytest.raises(UsageError)
     with raised as error:
-        checks.check(asked(*own, "--global_batch_size=12", *flags))
+        program.check(asked(*own, "--global_batch_size=12", *flags))
     assert said is None or said in error.value.message
 
 
@@ -304,7 +302,7 @@ import sys
 from crankshaft.engine.workers.peers import Peers
 from crankshaft.launch.cluster import listeners, rendezvous
 from crankshaft.launch.launchers import resources
-from crankshaft.launch.cluster.tasks import Cluster
+from crankshaft.launch.host.tasks import Cluster
 ports = resources.free_ports(2)
 addresses = tuple(f"{resources.loopback()}:{port}" for port in ports)
 clusters = [Cluster((("worker 0", addresses[0]), ("worker 1", addresses[1])), index) for index in range(2)]

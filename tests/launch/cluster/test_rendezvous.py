@@ -10,8 +10,8 @@ import pytest
 
 from crankshaft.launch.cluster import rendezvous
 from crankshaft.launch.cluster.rendezvous import ClusterError, RefusedError, Rendezvous
-from crankshaft.launch.cluster.tasks import Cluster, make_cluster
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.host.tasks import Cluster, make_cluster
 from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 

@@ -16,8 +16,8 @@ import threading
 import pytest
 
 from crankshaft.launch.cluster import discovery, rendezvous, tf_config
-from crankshaft.launch.cluster.tasks import Cluster, split
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.host.tasks import Cluster, split
 from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE
 
@@ -203,7 +203,7 @@ def test_workers_meet_at_addresses_that_are_mapped_to_them():
 WAIT = """
 import sys, time
 from crankshaft.launch.cluster import rendezvous
-from crankshaft.launch.cluster.tasks import Cluster
+from crankshaft.launch.host.tasks import Cluster
 ports, index, delay, timeout = eval(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()

@@ -9,7 +9,7 @@ import sys
 from tests.launch.neighbours import HOST, connect
 
 TWIN = f"""
-from crankshaft.launch.cluster.tasks import Cluster
+from crankshaft.launch.host.tasks import Cluster
 from crankshaft.launch.cluster.rendezvous import Rendezvous
 with Rendezvous(Cluster((("worker 0", "{HOST}:2222"), ("worker 1", "localhost:2223")), 0)) as peers:
     print("here", flush=True)

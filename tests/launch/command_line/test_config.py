@@ -15,7 +15,8 @@ import pytest
 from crankshaft import input as inputs
 from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
-from crankshaft.launch.command_line import checks, configuring, parsing, registry, rules, saved_config, values
+from crankshaft.launch import program
+from crankshaft.launch.command_line import checks, parsing, registry, rules, saved_config, values
 from crankshaft.launch.command_line import flags as our_flags
 from crankshaft.launch.command_line.config import Config
 from crankshaft.launch.failures import UsageError
@@ -28,13 +29,13 @@ OF_THE_RUN = (
 
 
 def asked(*words, script: type | None = None) -> Config:
-    return configuring.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
+    return program.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
 
 
 def checked(*words, script: type | None = None) -> Config:
     """Checks also what needs TensorFlow: what the flags name, and the run that is gone on with."""
     found = asked(*words, script=script)
-    checks.check(found)
+    program.check(found)
     checks.check_named(found)
     return found
 

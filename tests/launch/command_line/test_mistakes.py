@@ -14,6 +14,7 @@ import termios
 
 import pytest
 
+from crankshaft.launch import program
 from crankshaft.launch.command_line import checks, registry
 from crankshaft.launch.command_line.flags import FLAG_INFO, GROUPS
 from crankshaft.launch.command_line.help import ESSENTIAL
@@ -214,7 +215,7 @@ def test_a_folder_for_checkpoints_that_is_none_of_the_runs_is_refused(tmp_path, 
     path.symlink_to(target) if target else path.touch()
     why = f"is a link to {target}, and a run writes and removes" if target else "can't be written (a file); use"
     with pytest.raises(UsageError) as caught:
-        checks.check(asked(*RUN, f"--run_dir={tmp_path}"))
+        program.check(asked(*RUN, f"--run_dir={tmp_path}"))
     assert f"run_dir: {path} {why}" in str(caught.value)
 
 

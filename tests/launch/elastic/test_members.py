@@ -9,11 +9,11 @@ import time
 import pytest
 
 from crankshaft.launch.cluster.rendezvous import ClusterError, PreemptedError, Rendezvous
-from crankshaft.launch.cluster.tasks import Cluster
 from crankshaft.launch.elastic import members
 from crankshaft.launch.elastic.members import Members, is_waiting
 from crankshaft.launch.failures import EXIT_REGROUP, UsageError
 from crankshaft.launch.host.process import LockedRunDir
+from crankshaft.launch.host.tasks import Cluster
 from crankshaft.launch.launchers.resources import free_ports
 from tests.waiting import PATIENCE, wait_until
 

@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from crankshaft.launch.command import TASK_MODULES
 from crankshaft.launch.launchers.children import Children
 from tests.waiting import wait_until
 
@@ -92,7 +93,7 @@ def children(library):
 
 @pytest.fixture(scope="module")
 def template(children):
-    template = children.template(dict(os.environ))
+    template = children.template(dict(os.environ), TASK_MODULES)
     assert template.wait()
     return template
 
@@ -165,7 +166,7 @@ def test_a_script_with_other_imports_starts_again_and_imports_by_itself(children
 
 
 def test_a_template_that_cannot_import_forks_nothing(children, tmp_path):
-    failed = children.template({**os.environ, "TF_USE_LEGACY_KERAS": "1"})
+    failed = children.template({**os.environ, "TF_USE_LEGACY_KERAS": "1"}, TASK_MODULES)
     assert not failed.wait()
     with pytest.raises(OSError, match="its template has ended"):
         outcome(children, failed, "script.py")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from crankshaft.launch.cluster.tasks import Cluster
 from crankshaft.launch.command_line.config import Config
+from crankshaft.launch.host.tasks import Cluster
 from crankshaft.launch.run.modes import evaluator
 
 

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from crankshaft.launch.cluster import tf_config
-from crankshaft.launch.cluster.tasks import Cluster
 from crankshaft.launch.failures import UsageError
+from crankshaft.launch.host.tasks import Cluster
 from crankshaft.launch.launchers.resources import free_ports
 from crankshaft.launch.launchers.restarts import EndTimeouts, Servers, Synchronous, TaskExit
 from tests import runs

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from crankshaft.engine.internals import graphs
 from crankshaft.engine.strategies.syncs import Syncs
-from crankshaft.launch.command_line import configuring, parsing
+from crankshaft.launch import program
+from crankshaft.launch.command_line import parsing
 from crankshaft.launch.composition import building
 from crankshaft.launch.failures import UsageError
 from crankshaft.launch.plan.peak_memory import peak
@@ -33,7 +34,7 @@ def configured(*flags, workers=0):
     cluster = {"worker": [f"127.0.0.1:{1000 + index}" for index in range(workers)]}
     task = {"type": "worker", "index": 0}
     environment = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} if workers else {}
-    return configuring.configure(passed, None, False, environment, owns_process=False)
+    return program.configure(passed, None, False, environment, owns_process=False)
 
 
 def quantified(*flags, hosts=1):
