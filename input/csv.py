@@ -1,4 +1,4 @@
-"""CSV files, columns by name; types are inferred; converted to Parquet once, by `pyarrow`.
+"""CSV files, columns by name, with inferred types; converted to Parquet once, by `pyarrow`.
 
 NumPy and `pyarrow` only.
 """

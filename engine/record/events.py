@@ -139,10 +139,10 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "memory_mb": EventKey(_number, "resident memory of the process, MiB"),
     },
     "row": {
-        "epoch": EventKey(_number, "the epoch; a row of `run(...).history` has numbers alone"),
+        "epoch": EventKey(_number, "the epoch; `run(...).history` has this event's numbers as an entry"),
         "seconds": EventKey(_number, "since this process's first step"),
         "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
-        "train_NAME": EventKey(_number, "mean of a training metric since the last row"),
+        "train_NAME": EventKey(_number, "mean of a training metric since the last entry"),
         "eval_NAME": EventKey(_number, "a metric of the evaluation at this step"),
     },
     "evaluation": {
