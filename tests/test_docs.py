@@ -255,7 +255,7 @@ def test_links_lead_somewhere(name):
 
 
 def _long_cells(text: str) -> list[str]:
-    """The cells of a page's tables with more than two sentences, which also a semicolon ends; of lists, their entries."""
+    """The cells of a page's tables, or lines of them, with more than two sentences, which also a semicolon ends."""
     rows = re.findall(r"^\|(.*)\|$", _FENCED.sub("", text), re.M)
     cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
     plain = {part: re.sub(r"`[^`]*`", "code", part).strip() for cell in cells for part in cell.split("<br>")}
@@ -272,7 +272,8 @@ def test_a_pages_cells_have_at_most_two_sentences(name):
 
 def test_a_cell_of_three_sentences_is_found():
     assert _long_cells("| One; `two.` Two. | One. `Two` (a; b). Three. |\n") == [" One. `Two` (a; b). Three. "]
-    assert _long_cells("| One; two; three |\n") and not _long_cells("| `a`: one; two<br>`b`: one; two |\n")
+    assert _long_cells("| One; two; three |\n") == [" One; two; three "]
+    assert not _long_cells("| `a`: one; two<br>`b`: one; two |\n")
 
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)

@@ -31,7 +31,7 @@ from ..host.signals import EXIT_CODES, Standby
 from ..run import agreement
 from ..run.base import BaseRun
 from ..run.data import external
-from ..run.history import HistoryRows, Means
+from ..run.history import HistoryEntries, Means
 from ..run.modes import evaluate
 from ..run.modes.outcome import Outcome
 from ..run.results import RunOutcomeWriter
@@ -204,9 +204,9 @@ class Run(BaseRun):
         return self._outcome_writer.code
 
     @property
-    def history(self) -> HistoryRows:
-        """The rows so far, one for each window of training metrics or evaluation."""
-        return self.rows.rows if self.config.trains else HistoryRows()
+    def history(self) -> HistoryEntries:
+        """The entries so far, one for each window of training metrics or evaluation."""
+        return self.history_hook.entries if self.config.trains else HistoryEntries()
 
     def page(self) -> Any:
         """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
