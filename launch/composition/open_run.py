@@ -156,7 +156,7 @@ class Run(BaseRun):
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
-        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; rows that a
+        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; lines that a
         CSVLogger has written since are cut. Those without a state are named, once.
 
         Args:

@@ -181,7 +181,7 @@ def test_a_metric_that_the_length_of_padding_changes_is_refused(metric, is_refus
     outputs = tf.TensorSpec([None, None, 3] if is_refused else [None, None], tf.float32)
     metric = KerasMetric(metric())
     with (
-        pytest.raises(UsageError, match=r"is not made of sums .*; give it one row per entry, by tf.reshape\(labels")
+        pytest.raises(UsageError, match=r"is not made of sums .*; give it one example per entry, by tf.reshape\(labels")
         if is_refused
         else contextlib.nullcontext()
     ):
