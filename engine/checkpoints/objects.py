@@ -270,9 +270,9 @@ def _compare(
 def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpoint) -> _Entry:
     """Returns a variable's entry with its source, or its difference; `table` is the one whose shard or slot it is."""
     variable, stored = entry.variable, entry.stored
-    # Local SGD's replicas have values of their own, and a checkpoint has one for each that the run had then.
-    differs = per_replica.differs(variable)
-    here = _shape_and_dtype(_any_number(variable.shape) if differs else whole_shape(variable), variable.dtype)
+    # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
+    has_rows = per_replica.differs(variable)
+    here = _shape_and_dtype(_any_rows(variable.shape) if has_rows else whole_shape(variable), variable.dtype)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
     shape, dtype = checkpoint.specs[stored[0]]
@@ -292,10 +292,10 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
             name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
             rows = variable.shape[0]
         shape = [rows, *shape[1:]]
-    if differs:  # a value per replica, or no axis of them for one replica
-        shape = _any_number(shape[1:] if len(shape) > len(variable.shape) else shape)
+    if has_rows:  # a row per replica, or none for one replica
+        shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     # Only an embedding's table is written in parts that another number of shards can read.
-    is_whole = not (variable_sharding(variable) or differs)
+    is_whole = not (variable_sharding(variable) or has_rows)
     if here == (there := _shape_and_dtype(shape, dtype)) and (is_whole or not isinstance(source, ShardRows)):
         return entry._replace(text=name, source=source)
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
@@ -506,7 +506,7 @@ def whole_shape(node) -> list[int]:
     return list(sharding.shape) if sharding else tf.TensorShape(node.shape).as_list()
 
 
-def _any_number(shape) -> list[int | None]:
+def _any_rows(shape) -> list[int | None]:
     """Returns [None, *shape], as a message shows it: for any number of replicas."""
     return [None, *tf.TensorShape(shape).as_list()]
 
