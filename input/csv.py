@@ -30,7 +30,7 @@ from .tables.values import Column
 _KIND = listing.FileKind(
     "CSV files (*.csv, else *.tsv), plain or .gz",
     (r".*\.csv(\.gz)?", r".*\.tsv(\.gz)?"),
-    "expected rows, found 0 bytes; give files that have some",
+    "expected records, found 0 bytes; give files that have some",
     folders.SUBFOLDERS,
 )
 _FEWEST_GROUP_ROWS, _MOST_GROUP_ROWS = 1024, 8192  # each group costs time and memory for each of its columns
