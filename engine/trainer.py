@@ -179,8 +179,8 @@ class Trainer(Traits, tf.Module):
         Replica code. A step of your own then returns (metrics, predictions) too.
         """
         parallel = self.run_context.options.parallel_micro_batches
-        metrics, rows = batches.sum_micro_batches(self._evaluate, batch, parallel)
-        return (metrics, batches.join_rows(rows)) if computes_metrics(self) else metrics
+        metrics, slices = batches.sum_micro_batches(self._evaluate, batch, parallel)
+        return (metrics, batches.from_slices(slices)) if computes_metrics(self) else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class Trainer(Traits, tf.Module):
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Any) -> tuple[dict[str, Any], Any]:
-        """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
+        """Computes metrics, and `batches.to_slices` of the predictions if `compute_metrics` needs them."""
         with keras.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
                 _, compute_metrics, outputs = self._forward_losses(batch, training=False)
@@ -211,7 +211,7 @@ class Trainer(Traits, tf.Module):
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, batches.unpack(batch).unweighted)
-            return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
+            return metrics, batches.to_slices(predictions, f"{type(self).__name__}.predictions")
 
     def _forward_losses(self, batch: Any, training: bool) -> BatchLosses:
         """Computes the outputs and the losses, weighted by examples' weights.

@@ -275,9 +275,9 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
         return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]"))
     frame_line = _users_frame(error)
-    for row in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
-        if kinds.intersection(row.kinds) and (match := re.search(row.words, text)):
-            return row.error(row.line.format(*match.groups(), reason=reason(error), frame=frame_line))
+    for explanation in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
+        if kinds.intersection(explanation.kinds) and (match := re.search(explanation.words, text)):
+            return explanation.error(explanation.line.format(*match.groups(), reason=reason(error), frame=frame_line))
     named = f"{type(error).__name__}: {reason(error)}"
     if frame_line is None and isinstance(error, OSError):
         return RunError(_refused(error))

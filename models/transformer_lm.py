@@ -114,8 +114,8 @@ class Model(Trainer):
         features, tokens = form.features(self.run_context.example), self.run_context.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
             raise UsageError(
-                "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
-                "input=text, or data in that form"
+                "features are not sequences of tokens, whole numbers [batch, context], which a language model reads; "
+                "use input=text, or data in that form"
             )
         context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens or 0
         if not vocabulary:

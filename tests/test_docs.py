@@ -262,6 +262,28 @@ def test_links_lead_somewhere(name):
     assert astray == []
 
 
+def _long_cells(text: str) -> list[str]:
+    """The cells of a page's tables, or lines of them, with more than two sentences, which also a semicolon ends."""
+    rows = re.findall(r"^\|(.*)\|$", _FENCED.sub("", text), re.M)
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    plain = {part: re.sub(r"`[^`]*`", "code", part).strip() for cell in cells for part in cell.split("<br>")}
+    return [part for part, words in plain.items() if len(re.findall(r"[.!?]\)? (?=[A-Z(\[]|code)|; ", words)) > 1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pages_cells_have_at_most_two_sentences(name):
+    text, subjects, rest = (ROOT / name).read_text(encoding="utf-8").partition("## Where is ...")
+    text += subjects and rest.partition("\n## ")[2]  # that table lists functions
+    assert _long_cells(text) == []
+    assert "of which" not in " ".join(text.split())
+
+
+def test_a_cell_of_three_sentences_is_found():
+    assert _long_cells("| One; `two.` Two. | One. `Two` (a; b). Three. |\n") == [" One. `Two` (a; b). Three. "]
+    assert _long_cells("| One; two; three |\n") == [" One; two; three "]
+    assert not _long_cells("| `a`: one; two<br>`b`: one; two |\n")
+
+
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.name)
 def test_flags_that_a_page_names_exist(path):
     text = path.read_text(encoding="utf-8")

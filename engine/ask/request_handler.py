@@ -2,7 +2,7 @@
 
 A thread answers what it can immediately, and each call of the inner loop ends with a look, so that a stop takes effect
 there. Checkpoints and profiles are made between calls; since several workers must make the same calls, all are notified
-by the rows that end a call, and act at one step.
+by the figures that end a call, and act at one step.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
 def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], np.ndarray]]]) -> None:
     """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
 
-    A variable that differs by replica takes rows of an array; one sharded over a mesh, each replica's shard, on
+    A variable that differs by replica takes values of an array; one sharded over a mesh, each replica's shard, on
     whatever mesh it was saved; one that is summed on read, a share of its sum.
     """
     plain = []
@@ -311,7 +311,7 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     if per_replica.differs(variable):
-        per_replica.assign_rows(variable, value)
+        per_replica.assign_values(variable, value)
         return
     for component in per_replica.components(variable):
         component.assign(value)

@@ -93,8 +93,8 @@ class Stream(Split):
         return _Undivided(self) if self.divides else self
 
 
-def rows_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts the rows of ragged batches to tensors."""
+def examples_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Converts the examples of ragged batches to tensors."""
     if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
         return dataset
     return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
@@ -310,7 +310,7 @@ class StreamPart:
             how = "as it was given to each" if self.is_given else "by files"
             counts = ", ".join(f"{count:,}" for count in self.counts if count >= 0)
             return f"divided {how}, {counts}".rstrip(", ")
-        return "divided by examples, each worker reads all and takes its rows of a batch"
+        return "divided by examples, each worker reads all and takes its part of a batch"
 
     def metadata(self) -> dict[str, Any]:
         """Returns its metadata for checkpoints, plain JSON: the argument `saved_counts` of `divide`."""

@@ -75,7 +75,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
         return False
     if isinstance(dataset, _MAPS):
         batched = _batches(inputs[0], _first_axis(inputs[0]))
-        return batched if not batched or size == _first_axis(inputs[0]) else None  # otherwise it computes other rows
+        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it makes other examples
     if isinstance(dataset, (from_tensors_op._TensorDataset, dataset_ops._VariantDataset)):
         return None
     functions = [function.function.graph for function in dataset._functions()]

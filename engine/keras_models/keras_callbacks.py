@@ -84,7 +84,7 @@ class KerasCallbacks(Windowed):
     A resumed run repeats `on_train_begin`, and `on_epoch_begin` within an epoch, so that callbacks create their
     objects; changes of the run by these calls are reverted, since the checkpoint has them. An evaluation that a request
     to end the run has interrupted begins again, with `on_test_begin`; its epoch ends after it. A run that returns to a
-    checkpoint does the same without `on_train_begin`: callbacks have their state of that step, and the rows that a
+    checkpoint does the same without `on_train_begin`: callbacks have their state of that step, and the lines that a
     CSVLogger has written since are cut.
 
     Logs are Keras's: the epoch's means so far, `val_NAME` of an evaluation at its end, and as `loss` the minimized
@@ -149,8 +149,8 @@ class KerasCallbacks(Windowed):
         self._texts: dict[str, tf.Variable] = {}  # by which checkpoints have them
         self._refused: dict[str, Any] = {}  # the model's methods that callbacks may call only when training ends
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
-        # Each row of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
-        self._rows: list[tuple[int, tf.keras.callbacks.CSVLogger, int, Any]] = []
+        # Each line of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
+        self._lines: list[tuple[int, tf.keras.callbacks.CSVLogger, int, Any]] = []
         self._named: set[str] = set()  # callbacks that do not return with the run
 
     def attach(self, state: TrainState, meter: Meter) -> None:
@@ -224,8 +224,8 @@ class KerasCallbacks(Windowed):
             _check(self.callbacks, _INSTEAD_ON_SEVERAL)
         self._called = [one for one in self._callbacks if strategy.is_chief or not _is_on_chief(one)]
         # All processes stop at the same steps, also for batch methods of a callback that only the chief calls.
-        rows = strategy.exchange([self._at_batches, self._at_test_batches])
-        at_batches, at_test_batches = zip(*rows, strict=True)
+        answers = strategy.exchange([self._at_batches, self._at_test_batches])
+        at_batches, at_test_batches = zip(*answers, strict=True)
         self._at_batches, self._at_test_batches = [*dict.fromkeys(itertools.chain(*at_batches))], any(at_test_batches)
         epochs, steps = None, self.epoch_steps or self._period.steps
         if (ends := self._period.within or self._period.steps) % steps:
@@ -285,8 +285,8 @@ class KerasCallbacks(Windowed):
     def rewind(self, status: Status) -> None:
         self._model.stop_training = False
         self._ended, self._logs = None, {}
-        while self._rows and self._rows[-1][0] > status.step:
-            _, logger, position, writer = self._rows.pop()
+        while self._lines and self._lines[-1][0] > status.step:
+            _, logger, position, writer = self._lines.pop()
             logger.writer = writer
             logger.csv_file.seek(position)
             logger.csv_file.truncate()
@@ -335,7 +335,7 @@ class KerasCallbacks(Windowed):
             for logger in self._called:
                 # A remote file can't be cut.
                 if "CSVLogger" in _kinds(logger) and isinstance(logger.csv_file, io.TextIOBase):
-                    self._rows.append((status.step, logger, logger.csv_file.tell(), logger.writer))
+                    self._lines.append((status.step, logger, logger.csv_file.tell(), logger.writer))
             self._call("on_epoch_end", self._epoch(status) - 1, self._logs)
             for callback in self._callbacks:
                 if "MonitorCallback" in _kinds(callback) and callback.best != callback.best:

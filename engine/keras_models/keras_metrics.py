@@ -157,7 +157,7 @@ class KerasMetric:
             if not has_columns:
                 fix = f"{_WITH_COLUMNS}, or {fix}"
             if self._masked_axes(specs):
-                fix = f"give it one row per entry, by tf.reshape(labels, [-1]) and such, or {fix}"
+                fix = f"give it one example per entry, by tf.reshape(labels, [-1]) and such, or {fix}"
             raise UsageError(
                 f"Keras metric {name} ({type(self._metric).__name__}) has a state that is not made of sums over "
                 f"examples of {_describe(specs)}, so it can't be merged over batches and replicas; {fix}"

@@ -720,11 +720,11 @@ class KerasTrainer(Trainer):
         flat = tf.nest.flatten(nest)
         masks = [None if x is None else keras_compile.get_mask(x) for x in flat]
         present = [x for x in (*flat, *masks) if x is not None]
-        rows = iter(gather_together(self, present))
-        flat = [None if x is None else next(rows) for x in flat]
+        gathered = iter(gather_together(self, present))
+        flat = [None if x is None else next(gathered) for x in flat]
         for x, mask in zip(flat, masks, strict=True):
             if mask is not None:
-                keras_compile.set_mask(x, next(rows))
+                keras_compile.set_mask(x, next(gathered))
         return tf.nest.pack_sequence_as(nest, flat)
 
 

@@ -427,7 +427,7 @@ def _find_result(value, results: Sequence[tuple]) -> tuple | None:
 
 
 def _counts_examples(arguments: Sequence[tf.Tensor], metric, step: _Step) -> bool:
-    """Returns whether an update with a local batch adds up over replicas: it has a row, or a weight, by example."""
+    """Returns whether an update with a local batch adds up over replicas: it has a value, or a weight, by example."""
     if any(x.shape.rank is None or (x.shape.rank and x.shape[0] in step.sizes) for x in arguments):
         return True
     if not keras_compile.is_mean(metric) or len(arguments) < 2:

@@ -114,20 +114,20 @@ class Snapshots:
         """
         stored = {snapshot.step: snapshot for snapshot in self._snapshots_of_run() if snapshot.step > after}
         # Steps as text, the only keys of JSON.
-        rows = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
-        # All compute the same from these rows, so that all take part in writing the same step, or none does.
-        found = newest_whole([{int(step): part for step, part in row.items()} for row in rows])
+        parts = self._exchange({str(step): snapshot.part for step, snapshot in stored.items()})
+        # All compute the same from these, so that all take part in writing the same step, or none does.
+        found = newest_whole([{int(step): part for step, part in its.items()} for its in parts])
         if found is None:
             return None
         step, (first, *more) = found
         process = self._checkpoints.writer.process
         mine = stored[step] if process in (first, *more) else None
         record: Any = mine.record if mine else {}
-        if 1 + len(more) < len(rows):  # a process that has lost its own needs the record too
+        if 1 + len(more) < len(parts):  # a process that has lost its own needs the record too
             record = self._exchange(record if process == first else None)[first]
         entries = snapshot_entries(mine, all_of_them=process == first) if mine else []
         others = frozenset(
-            {first, *(process for process in more if rows[process][str(step)][1] in record["parts"])} - {0}
+            {first, *(process for process in more if parts[process][str(step)][1] in record["parts"])} - {0}
         )
         is_written = True
         try:

@@ -59,8 +59,8 @@ class Axis:
         with all_replicas_context() as replica:
             return collectives.all_gather(replica, value)
 
-    def gather_rows(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Concatenates the replicas' rows of tensors, of any number on each, in their order. Replica code."""
+    def concatenate(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates the replicas' tensors [n, ...], of any n on each, in their order. Replica code."""
         if self.size == 1:
             return list(values)
         with all_replicas_context() as replica:

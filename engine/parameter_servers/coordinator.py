@@ -97,11 +97,11 @@ class Ledger:
 
 
 class CompletedLease(NamedTuple):
-    """A completed lease, its result, and its rows, see `LoopResult`."""
+    """A completed lease, its result, and its predictions, see `LoopResult`."""
 
     lease: Lease
     result: LeaseResult
-    rows: Sequence[Sequence[np.ndarray]] = ()
+    predictions: Sequence[Sequence[np.ndarray]] = ()
 
 
 @dataclasses.dataclass
@@ -234,7 +234,7 @@ class Leases:
 
     def _complete(self, lease: Lease, fetched: tuple) -> CompletedLease:
         self.built.add(self._open.pop(lease.number).loop)
-        vector, rows = fetched
+        vector, predictions = fetched
         result = LeaseResult.unpacked(np.asarray(vector))
         counted_steps = lease.steps if result.starts else 0
         # Counters only grow, as servers add to them at any time, so a slot's next lease begins where its last one has
@@ -244,7 +244,7 @@ class Leases:
         self.ledger.done += 1
         self.ledger.retried += max(0, result.starts - 1)
         self.ledger.steps_unseen += result.first - lease.first
-        return CompletedLease(lease, result, rows)
+        return CompletedLease(lease, result, predictions)
 
     def _recover(self, completed: list[CompletedLease], failed: list) -> None:
         """Recovers from an error: cancels all leases in progress, and schedules unfinished ones again."""

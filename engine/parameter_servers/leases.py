@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..internals.variables import server_device, tf_variable
-from ..metrics.sums import RowSpec
+from ..metrics.sums import SumSpec
 from ..optimizers.base import Optimizer
 from ..reduction import wire
 from ..strategies.inner_loop import InnerLoop, Programs, StepTrace
@@ -53,7 +53,7 @@ class LeaseResult(NamedTuple):
     """The result of a lease.
 
     Attributes:
-      sums: [rows, 2], the metrics' sums over the steps of this run, and its scores.
+      sums: [sums, 2], the metrics' sums over the steps of this run, and its scores.
       staleness: the number of others' updates between a step's pull and its push: sum and maximum over these steps;
         then the number of steps with 0, 1, ... of them (`LAGS`).
       first: the first of these steps.
@@ -219,7 +219,7 @@ class LeaseLoop(InnerLoop):
             self._functions.add(variant, tf.function(loop, autograph=False, input_signature=signature))
         return self._functions[variant]
 
-    def trace(self) -> Sequence[RowSpec]:
+    def trace(self) -> Sequence[SumSpec]:
         self.one_step(0)
         return self.metric_specs
 
@@ -234,23 +234,23 @@ class LeaseLoop(InnerLoop):
         return (tf.nest.map_structure(tf.TensorSpec.from_tensor, pulled),)
 
     def _loop(self, trace: StepTrace, operands: Any, lease: tf.Tensor) -> tuple:  # type: ignore[override]
-        """Runs a lease. Returns its `LeaseResult` as one vector, since each tensor is fetched separately; its rows."""
+        """Runs a lease. Returns its `LeaseResult` as one vector, as tensors are fetched one by one; its predictions."""
         lease = Lease(*tf.unstack(lease))
         began = tf.timestamp()
         with tf.control_dependencies([began]):
             worker = tf.identity(tf.distribute.coordinator.experimental_get_current_worker_index())
-        result, rows = self._run_lease(trace, operands, lease, worker)
+        result, predictions = self._run_lease(trace, operands, lease, worker)
         if self._counts_on_host:  # a GPU's work is done when the host has its result
             with tf.device("/job:worker/device:CPU:0"):
                 result = tf.nest.map_structure(tf.identity, result)
         with tf.control_dependencies(tf.nest.flatten(result)):
             result = result._replace(seconds=tf.maximum(tf.timestamp() - began, 0.0))
-        return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), rows
+        return tf.concat([tf.cast(tf.reshape(x, [-1]), tf.float64) for x in result], 0), predictions
 
     def _run_lease(
         self, trace: StepTrace, operands: Any, lease: Lease, worker: tf.Tensor
     ) -> tuple[LeaseResult, list[list[tf.Tensor]]]:
-        """Returns the result of a lease, without its duration, and its rows."""
+        """Returns the result of a lease, without its duration, and its predictions."""
         pulled, specs = self._pull.buckets(), self.feed.operand_specs
         one_step, zeros = self._trace_step(trace, specs, lease.first, lease.first, *self._argument_specs(pulled))
 
@@ -261,8 +261,8 @@ class LeaseLoop(InnerLoop):
 
         (_, sums), input_stats, seconds = self._run_steps(operands, lease.stop, body, (lease.first, zeros))
         nothing = tf.zeros([2 + LAGS], tf.int64)
-        total, rows = self._sum_replicas(sums)
-        return LeaseResult(total, nothing, lease.first, nothing[0], seconds, seconds, worker, input_stats), rows
+        total, predictions = self._sum_replicas(sums)
+        return LeaseResult(total, nothing, lease.first, nothing[0], seconds, seconds, worker, input_stats), predictions
 
     def _run_steps(self, operands: Any, stop: tf.Tensor, body: Callable, state: tuple) -> tuple:
         """Runs body(operands, *state) -> state up to step `stop`; the state begins with the step.
@@ -325,8 +325,8 @@ class UpdateLoop(LeaseLoop):
         last, sums, staleness, _, pulled_at = state
         counts = counters.add(a_step * tf.cast(last > first, tf.int64))
         staleness = _add_staleness(staleness, last > first, counts, pulled_at)
-        total, rows = self._sum_replicas(sums)
-        return LeaseResult(total, staleness, first, starts, seconds, seconds, worker, input_stats), rows
+        total, predictions = self._sum_replicas(sums)
+        return LeaseResult(total, staleness, first, starts, seconds, seconds, worker, input_stats), predictions
 
     def _argument_specs(self, pulled: list[tf.Tensor]) -> tuple:
         return *super()._argument_specs(pulled), tf.TensorSpec(self._counters.counts.shape, tf.int64)

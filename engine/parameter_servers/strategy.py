@@ -23,12 +23,12 @@ from ..data.source import Source, WithoutBadRecords
 from ..data.streamed import divide, unwatched
 from ..errors import CrankshaftError, LostPeerError, UsageError
 from ..internals.tensorflow import allow_compute_on_coordinator
-from ..metrics.sums import LoopSums, Sums, total_rows
+from ..metrics.sums import LoopSums, Sums, num_sums
 from ..state import TrainState
 from ..step.runner import StepRunner
 from ..strategies.base import Interrupted, Prediction, Step, Strategy
 from ..strategies.checks import StepChecks
-from ..strategies.loop_result import LoopResult, WorkerRows
+from ..strategies.loop_result import LoopResult, WorkerFigures
 from ..strategies.options import ClusterAddresses, StrategyOptions
 from ..strategies.pace import Pace
 from ..trainer import computes_metrics
@@ -51,7 +51,7 @@ from .worker_feeds import (
 
 _CALL_SECONDS = 0.1  # shortest call of `run`
 _WAIT_SECONDS = 1.0
-_ROW = ("seconds", "input_seconds", "steps", "staleness")  # sums over a worker's leases that are completed in a call
+_FIGURES = ("seconds", "input_seconds", "steps", "staleness")  # sums over a worker's completed leases of a call
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
@@ -66,7 +66,7 @@ class ParameterServer(Strategy):
     """
 
     name = "parameter_server"
-    returns_rows = True
+    predicts = True
     num_replicas = 1  # that must be synchronized
     updates_here = False
     no_jit_reason = "XLA compiles no variable of another host"
@@ -304,14 +304,14 @@ class ParameterServer(Strategy):
         if step == "eval" or isinstance(step, Prediction):
             pull = Pull(inventory.steady_variables, tf.float32, moved=inventory.moved_variables)
             compute = step.compute if isinstance(step, Prediction) else None
-            returns_rows = bool(compute) or computes_metrics(state.trainer)
+            predicts = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _, pulled):
                 number, start_values = feed.batch_number(number), pull.start_values(pulled)
-                return runner.evaluate_batch(batch, number, state, compute, returns_rows, start_values)
+                return runner.evaluate_batch(batch, number, state, compute, predicts, start_values)
 
             checks = StepChecks(state, runner, trains=False)
-            return LeaseLoop(self.distribution, evaluate, feed, pull, returns_rows=returns_rows, checks=checks)
+            return LeaseLoop(self.distribution, evaluate, feed, pull, predicts=predicts, checks=checks)
 
         optimizers = list(inventory.optimizers.values())
         pace = Pace(self.options.steps_per_loop, target_seconds=lease_seconds(len(self.cluster.workers)))
@@ -383,18 +383,18 @@ class ParameterServer(Strategy):
         program.advance(steps)
         waited = sum(lease.seconds for lease in stats) / len(self.cluster.workers) + self._lease_seconds
         self._lease_seconds = 0.0
-        rows = self._count_updates(program, completed) if trains else None
-        example_rows = [row for lease in completed for row in lease.rows]
-        sums, shared = [result.sums for _, result, _ in completed], total_rows(program.metric_specs)
+        figures = self._count_updates(program, completed) if trains else None
+        predictions = [piece for lease in completed for piece in lease.predictions]
+        sums, shared = [result.sums for _, result, _ in completed], num_sums(program.metric_specs)
         # Those of leases add up, and their scores follow each other.
         total = np.concatenate([np.sum([x[:shared] for x in sums], axis=0), *(x[shared:] for x in sums)])
-        return LoopResult(LoopSums(program.metric_specs, total), steps, waited, rows, compiles, example_rows)
+        return LoopResult(LoopSums(program.metric_specs, total), steps, waited, figures, compiles, predictions)
 
-    def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerRows:
-        rows = np.zeros([len(self.cluster.workers), len(_ROW)])
+    def _count_updates(self, program: LeaseLoop, completed: list[CompletedLease]) -> WorkerFigures:
+        sums = np.zeros([len(self.cluster.workers), len(_FIGURES)])
         for lease, result, _ in completed:
             updates = lease.stop - result.first
-            rows[result.worker] += (result.seconds, result.input_stats.seconds, updates, result.staleness[0])
+            sums[result.worker] += (result.seconds, result.input_stats.seconds, updates, result.staleness[0])
             self._lags += result.staleness[2:]
             self._updates += updates
             self._staleness += result.staleness[0]
@@ -402,7 +402,7 @@ class ParameterServer(Strategy):
             # Leases of another length, the last ones or repeated ones, say little about this one.
             if (pace := program.pace) and updates == pace.steps:  # the present length
                 pace.fit(updates, result.steps_seconds, result.seconds - result.steps_seconds)
-        return WorkerRows([*_ROW], rows)
+        return WorkerFigures([*_FIGURES], sums)
 
     def _fill(self, program: LeaseLoop, step: int, limit: int) -> None:
         """Schedules steps from `step` while there is room; with bounded staleness, a round after all have completed."""

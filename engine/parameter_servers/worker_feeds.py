@@ -339,11 +339,11 @@ def _send_in_pieces(array: Any) -> tf.Tensor:
     """Sends an array piece by piece, so that neither process holds much more of it than the worker keeps."""
     if not array.ndim or array.nbytes <= _PIECE_BYTES:
         return tf.identity(array)
-    rows, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _array_spec(array)
+    size, spec = max(1, int(len(array) * _PIECE_BYTES / array.nbytes)), _array_spec(array)
     with tf.device("CPU:0"):
         whole = tf.raw_ops.Empty(shape=spec.shape, dtype=spec.dtype)
-        for first in range(0, len(array), rows):
-            piece = tf.constant(array[first : first + rows])
+        for first in range(0, len(array), size):
+            piece = tf.constant(array[first : first + size])
             # A read would copy the whole variable after an assignment to a slice of it.
             tf.raw_ops.InplaceUpdate(x=whole, i=tf.range(first, first + len(piece)), v=piece)
             wait_for_operations()  # or all pieces would be on their way at once

@@ -32,8 +32,8 @@ class Dense(tf.keras.layers.Layer):
     | split | x | W, b | result | forward sends | backward sends |
     |---|---|---|---|---|---|
     | `None` | whole | copies | whole | | |
-    | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | a sum of inputs values per row |
-    | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | a sum of units values per row | |
+    | `"columns"` | whole | W by columns, b sharded | sharded: [..., units / model] | | inputs values per example |
+    | `"rows"` | sharded, as `"columns"` gives it | W by rows, b a copy | whole | units values per example | |
 
     A value has the bytes of the layer's compute dtype, 4 or 2 (4 on a CPU, whose collectives can't add 16-bit values);
     a ring moves 2 (model - 1) / model times as many. W is float32, sampled by position, the same on any mesh.
@@ -104,7 +104,7 @@ class Embedding(tf.keras.layers.Layer):
     With `split="vocabulary"` each replica has vocabulary / model rows, rounded up; the last are padded with zeros. A
     lookup sums `size` values per id over `model` in the forward pass, and sends nothing in the backward pass. Logits
     are sharded by vocabulary, [..., rows of a replica], as `cross_entropy` takes them; they send nothing in the
-    forward pass, and sum `size` values per row in the backward pass.
+    forward pass, and sum `size` values per example in the backward pass.
 
     The table's gradient is dense, like the logits' contribution to it.
 
@@ -208,17 +208,17 @@ def product(x: tf.Tensor, w: tf.Tensor, transpose_b: bool = False) -> tf.Tensor:
 def _rows(table: tf.Tensor, ids: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     def gradient(dy: tf.Tensor) -> Any:
         # In float32: the kernel would add 16-bit values in 16 bits, too few for a frequent id's sum.
-        rows = tf.cast(tf.reshape(dy, [-1, dy.shape[-1]]), tf.float32)
-        return tf.cast(tf.math.unsorted_segment_sum(rows, tf.reshape(ids, [-1]), table.shape[0]), dy.dtype), None
+        by_id = tf.cast(tf.reshape(dy, [-1, dy.shape[-1]]), tf.float32)
+        return tf.cast(tf.math.unsorted_segment_sum(by_id, tf.reshape(ids, [-1]), table.shape[0]), dy.dtype), None
 
     return tf.gather(table, ids), gradient
 
 
 def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: Mesh | None = None) -> tf.Tensor:
-    """Computes -log softmax(logits)[label] of each row, from logits sharded by vocabulary.
+    """Computes -log softmax(logits)[label] of each example, from logits sharded by vocabulary.
 
     Each replica computes three numbers: its largest logit m, the sum of exp(logit - m), and the label's logit if it is
-    its own. They are gathered over `model`, 12 bytes per row and replica in one message, and all replicas compute the
+    its own. They are gathered over `model`, 12 bytes per example and replica, in one message. All replicas compute the
     same bits from them. The backward pass sends nothing.
 
     Args:
@@ -230,7 +230,7 @@ def cross_entropy(logits: tf.Tensor, labels: tf.Tensor, vocabulary: int, mesh: M
       mesh: the logits are sharded over its axis `model`; None is a mesh of one.
 
     Returns:
-      float32 [...], in nats, the same on all replicas with the same rows.
+      float32 [...], in nats, the same on all replicas with the same examples.
     """
     logits = tf.cast(logits, tf.float32)
     labels = tf.cast(labels, tf.int32)

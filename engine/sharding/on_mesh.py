@@ -74,11 +74,11 @@ class OnMesh(Reduction):
 
     def _sum_pieces(self, axis: Axis, bucket: list[Any]) -> list[tf.Tensor]:
         """Sums each item's piece on its replica; 16-bit values in float32, in the order of the replicas."""
-        rows = [item.piece.rows(tf.cast(item.value, tf.float32)) for item in bucket]
+        split = [item.piece.pieces(tf.cast(item.value, tf.float32)) for item in bucket]
         if self.reduce_dtype == tf.float32:
-            sums = collectives.as_one(rows, lambda joined: axis.reduce_scatter(joined)[0])
+            sums = collectives.as_one(split, lambda joined: axis.reduce_scatter(joined)[0])
         else:
-            halves = [tf.reshape(to_halves(row, self.reduce_dtype), row.shape) for row in rows]
+            halves = [tf.reshape(to_halves(pieces, self.reduce_dtype), pieces.shape) for pieces in split]
             lanes = collectives.as_one(halves, lambda joined: move_as_int32(joined, axis.all_to_all))
             sums = [tf.reduce_sum(from_halves(lane, self.reduce_dtype), 0) for lane in lanes]
         return [tf.reshape(total, item.piece.sharding.local_shape) for total, item in zip(sums, bucket, strict=True)]

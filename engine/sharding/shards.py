@@ -40,18 +40,18 @@ class UpdateShard(NamedTuple):
     holders: Axis
     shape: tuple[int, ...]
 
-    def rows(self, value: tf.Tensor) -> tf.Tensor:
+    def pieces(self, value: tf.Tensor) -> tf.Tensor:
         """Splits a value of `shape` into its pieces, [holders, values of a piece]."""
-        pieces = tf.reshape(value, self._split_shape)
-        return tf.reshape(tf.transpose(pieces, self._order) if self.axis else pieces, [self.holders.size, -1])
+        split = tf.reshape(value, self._split_shape)
+        return tf.reshape(tf.transpose(split, self._order) if self.axis else split, [self.holders.size, -1])
 
-    def whole(self, rows: tf.Tensor) -> tf.Tensor:
-        """Joins pieces, as `rows` returns them, into the value."""
+    def whole(self, pieces: tf.Tensor) -> tf.Tensor:
+        """Joins pieces, as `pieces` returns them, into the value."""
         if self.axis:
             split_shape, order = self._split_shape, self._order
-            rows = tf.reshape(rows, [split_shape[index] for index in order])
-            rows = tf.transpose(rows, [order.index(index) for index in range(len(split_shape))])
-        return tf.reshape(rows, self.shape)
+            pieces = tf.reshape(pieces, [split_shape[index] for index in order])
+            pieces = tf.transpose(pieces, [order.index(index) for index in range(len(split_shape))])
+        return tf.reshape(pieces, self.shape)
 
     def own(self, value: tf.Tensor) -> tf.Tensor:
         """Returns this replica's piece of a value of `shape`. Replica code."""
@@ -100,7 +100,7 @@ def gather(pieces: Iterable[tuple[UpdateShard, tf.Tensor]]) -> list[tf.Tensor]:
         held = [index for index, (piece, _) in enumerate(pieces) if piece.holders is axis]
         owns = [tf.reshape(pieces[index][1], [-1]) for index in held]
         for bucket in collectives.buckets([shard.shape[0] * shard.dtype.size for shard in owns], _GATHERED_BYTES):
-            rows = collectives.as_one([owns[position] for position in bucket], axis.all_gather)
-            for position, row in zip(bucket, rows, strict=True):
-                wholes[held[position]] = pieces[held[position]][0].whole(row)
+            gathered = collectives.as_one([owns[position] for position in bucket], axis.all_gather)
+            for position, values in zip(bucket, gathered, strict=True):
+                wholes[held[position]] = pieces[held[position]][0].whole(values)
     return wholes

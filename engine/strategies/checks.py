@@ -73,7 +73,7 @@ _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
     "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
 )
-_ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
+_ADD_ENTRIES = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
@@ -435,12 +435,12 @@ def updates_explained(replicas: int) -> Iterator[None]:
         if not (refused := not_implemented(error)):
             raise
         variable, method = refused
-        rows = f"; for rows of a replica's own examples, make it with aggregation='sum', and {_ADD_ROWS}"
+        fix = f"; for entries of a replica's own examples, make it with aggregation='sum', and {_ADD_ENTRIES}"
         if per_replica.differs(variable):  # which is never summed in a step
-            rows = ""
+            fix = ""
         raise UsageError(
             f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
-            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
+            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{fix}"
         ) from error
 
 
@@ -536,8 +536,8 @@ def check_aggregated(
         if by == SUM and not all(assignments.only_add(copy.handle) for copy in per_replica.components(variable)):
             raise UsageError(
                 f"{described(variable)}: its aggregation is the sum of what replicas "
-                "add, and the step assigns it something other than itself plus something; use assign_add (for rows of "
-                f"the replica's own examples {_ADD_ROWS}), or sum the batch's share by "
+                "add, and the step assigns it something other than itself plus something; use assign_add (for entries "
+                f"of the replica's own examples {_ADD_ENTRIES}), or sum the batch's share by "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
             )
 

@@ -69,7 +69,7 @@ class Replicated(Strategy):
         self._devices = Devices(distribution, self.mesh)
         self.parallel_micro_batches = parallel_micro_batches
         self.static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
-        self.returns_rows = not self.static_shapes
+        self.predicts = not self.static_shapes
         self._lines: list[str] = []
 
     def feed(
@@ -202,17 +202,17 @@ class Replicated(Strategy):
         runner, state, replicas, batch_size = self._runner, self.state, self.num_replicas, feed.batch_size
         if step == "eval" or isinstance(step, Prediction):
             compute = step.compute if isinstance(step, Prediction) else None
-            returns_rows = bool(compute) or computes_metrics(state.trainer)
+            predicts = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _):
-                return runner.evaluate_batch(batch, number, state, compute, returns_rows, batch_size=batch_size)
+                return runner.evaluate_batch(batch, number, state, compute, predicts, batch_size=batch_size)
 
             # Keras traces each step so. Replicas' shards and parallel micro-batches are of sizes that a trace knows.
             takes_any = getattr(state.trainer, "evaluates_any_size", False)
             takes_any &= step == "eval" and replicas == self.parallel_micro_batches == 1
             feed.any_size |= takes_any
             checks = StepChecks(state, runner, trains=False, replicas=replicas)
-            return self._inner_loop(evaluate, feed, returns_rows=returns_rows, checks=checks)
+            return self._inner_loop(evaluate, feed, predicts=predicts, checks=checks)
 
         checks = StepChecks(state, None if callable(step) else runner, replicas=replicas, jit=jit)
 

@@ -339,7 +339,7 @@ class Embedding(RowTable):
             # All replicas assign the same rows to the same ids, so that their tables stay equal. An id in examples that
             # replicas share, each computing its shard of the model, is seen once.
             seen = step_context().mesh.zero_except_first_model_rank(seen)
-            self._sharded(*step_context().mesh.all_replicas.gather_rows([keys, seen]))
+            self._sharded(*step_context().mesh.all_replicas.concatenate([keys, seen]))
         return self._sharded(keys)
 
     def _sharded(self, keys: tf.Tensor, seen: tf.Tensor | None = None) -> tf.Tensor:

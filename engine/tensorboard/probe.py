@@ -27,14 +27,14 @@ class Probe:
 
     def __init__(self, strategy, trainer, histograms: bool = True):
         with strategy.scope():
-            self._rows: dict[int, tf.Variable] = {}
+            self._variables: dict[int, tf.Variable] = {}
             self._names: dict[int, str] = {}
             for optimizer in trainer.inventory.optimizers.values() if histograms else ():
                 for variable in optimizer.updated_variables:
                     key, path = id(variable), optimizer.paths[id(variable)]
                     is_part = variable_sharding(variable) or strategy.mesh.update_shard(variable)
                     self._names[key] = f"{path}/first_part" if is_part else path
-                    self._rows[key] = _variable(tf.zeros([len(_packed(histogram(tf.zeros([0]))))], tf.float64))
+                    self._variables[key] = _variable(tf.zeros([len(_packed(histogram(tf.zeros([0]))))], tf.float64))
             example = form.features(trainer.run_context.example)
             self._pictures = self._number = None
             if looks_like_images(example):
@@ -59,14 +59,14 @@ class Probe:
 
     def note_gradients(self, gradients: Gradients, variables: Sequence, collects: tf.Tensor) -> None:
         """Leaves histograms of an update's gradients, before clipping, if the step `collects`. Replica code."""
-        if not self._rows:
+        if not self._variables:
             return
 
         def note() -> None:
             for gradient, variable in zip(gradients, variables, strict=True):
-                if (row := self._rows.get(id(tf_variable(variable)))) is not None:
+                if (packed := self._variables.get(id(tf_variable(variable)))) is not None:
                     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-                    assign_local(row, _packed(histogram(tf.zeros([0]) if values is None else values)))
+                    assign_local(packed, _packed(histogram(tf.zeros([0]) if values is None else values)))
 
         tf.cond(collects, note, lambda: None)
 
@@ -85,8 +85,8 @@ class Probe:
         return self._pictures is not None
 
     def _histograms(self) -> dict[str, Histogram]:
-        rows = {self._names[key]: own_copy(row).read_value() for key, row in self._rows.items()}
-        return {name: Histogram(row[:-2], row[-2], row[-1]) for name, row in rows.items()}
+        values = {self._names[key]: own_copy(packed).read_value() for key, packed in self._variables.items()}
+        return {name: Histogram(packed[:-2], packed[-2], packed[-1]) for name, packed in values.items()}
 
 
 def _packed(one: Histogram) -> tf.Tensor:

@@ -36,7 +36,7 @@ class MultiWorker(Replicated):
     """Synchronous replicas on several hosts, one process (worker) each.
 
     All workers make the same calls in the same order, with the same number of steps. Knowledge of a single one (a
-    signal, the duration of a call) is exchanged in the rows that end each call, and all act on it one call later.
+    signal, the duration of a call) is exchanged in the figures that end each call, and all act on it one call later.
 
     Args:
       options: has this process's `task`.
@@ -109,7 +109,7 @@ class MultiWorker(Replicated):
 
     def exchange(self, value: Any = None) -> list:
         text = json.dumps(value, default=lambda scalar: scalar.item())
-        return [json.loads(row) for row in self.exchange_bytes(text.encode())]
+        return [json.loads(message) for message in self.exchange_bytes(text.encode())]
 
     def exchange_bytes(self, value: bytes) -> list[bytes]:
         if self._exchange is None:
@@ -129,12 +129,12 @@ class MultiWorker(Replicated):
         sized = len(value).to_bytes(_WORD, "little") + value
         words = tf.constant(np.frombuffer(sized.ljust(-(-len(sized) // _WORD) * _WORD, b"\0"), np.int64))
         joined = self.distribution.experimental_local_results(self._exchange(words))[0].numpy().tobytes()
-        rows = list[bytes]()
+        messages = list[bytes]()
         while joined:
             stop = _WORD + int.from_bytes(joined[:_WORD], "little")
-            rows.append(joined[_WORD:stop])
+            messages.append(joined[_WORD:stop])
             joined = joined[-(-stop // _WORD) * _WORD :]
-        return rows
+        return messages
 
     def silent(self, seconds: float) -> list[str]:
         return [self.host_names[worker] for worker in self._watchdog.silent(seconds)]
@@ -184,9 +184,9 @@ class MultiWorker(Replicated):
             # Not of this call, for which the host would have to wait.
             earlier, its_result = self._before
             assert its_result.workers
-            rows = its_result.workers.read()
-            earlier.agreed_steps = int(rows[0]["next_steps"])  # the chief's clock sets the pace
-            for requests in (int(row["requests"]) for row in rows):
+            figures = its_result.workers.read()
+            earlier.agreed_steps = int(figures[0]["next_steps"])  # the chief's clock sets the pace
+            for requests in (int(worker["requests"]) for worker in figures):
                 self._stop_requested |= bool(requests & 1)
                 self._agreed |= requests >> 1
         self._before = program, result

@@ -149,7 +149,7 @@ def check_generation(config: Config) -> None:
     """Raises `UsageError` where a run's replicas can't generate."""
     if config.strategy in ("tpu", "parameter_server"):
         raise UsageError(
-            f"rows of tokens that grow can't be read with strategy={config.strategy}; generate with mode=generate "
+            f"sequences of tokens that grow can't be read with strategy={config.strategy}; generate with mode=generate "
             "strategy=one_device"
         )
 

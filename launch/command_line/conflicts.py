@@ -1,6 +1,6 @@
 """Settings that can't be combined: two tables of conditions, and their error messages.
 
-Each row needs the configuration alone; `checks` has what needs files, hosts or TensorFlow.
+Each conflict needs the configuration alone; `checks` has what needs files, hosts or TensorFlow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import rules
 from .config import READING, SCHEDULES_TO_THE_END, Config
 
 PREDICTION_FILES = (".csv", ".parquet", ".npz")  # by their endings
-# When a row holds, and its line, in which {c} is the configuration; the other names are in `refuse`.
+# When a conflict holds, and its line, in which {c} is the configuration; the other names are in `refuse`.
 Conflicts = Sequence[tuple[Callable[[Config], Any], str]]
 
 

@@ -42,7 +42,7 @@ def make_hooks(
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
     if arranged and arranged.period:
         eval_period = arranged.period
-    row_periods: set[int | Period] = {run.epoch_period, eval_period}
+    entry_periods: set[int | Period] = {run.epoch_period, eval_period}
     # The writer waits for the device, even if that hangs; the poller never does.
     writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
 
@@ -50,13 +50,13 @@ def make_hooks(
         from ..record.recording import make_recorder
 
         run.record = make_recorder(run, writer, poller, began, pauses)
-    run.rows = History(run.record, row_periods)
+    run.history_hook = History(run.record, entry_periods)
     run.final = evaluation.FinalWeights(any(user.ends_last and user.runs_user_code for user in user_hooks))
     run.stop_request = StopRequest(config.stop_at_step)
     if strategy.num_replicas > 1:
         runs_user_code = any(user.runs_user_code for user in user_hooks)
         names = strategy.replica_names
-        run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
+        run.sync_check = SyncCheck(config.check_sync_every_steps, names, entry_periods, runs_user_code)
 
     # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
     hooks: list[Hook] = []
@@ -65,7 +65,7 @@ def make_hooks(
 
         hooks += make_eviction(run.trainer.inventory)
     hooks += _judges(run, arranged, eval_period, hooks)
-    hooks += [run.final, run.rows, *user_hooks]
+    hooks += [run.final, run.history_hook, *user_hooks]
     if run.sync_check:
         hooks.append(run.sync_check)
     if config.run_dir:
@@ -83,7 +83,7 @@ def make_hooks(
                 config.tensorboard if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
-                more=row_periods if config.summary_every_steps else (),
+                more=entry_periods if config.summary_every_steps else (),
                 config=config.deciding(),
                 probe=probe,
                 writer=writer,

@@ -29,7 +29,7 @@ from ..host.isolation import Isolation
 from ..host.signals import EXIT_CODES, Standby
 from ..run.base import BaseRun
 from ..run.data import external
-from ..run.history import HistoryRows, Means
+from ..run.history import HistoryEntries, Means
 from ..run.modes import evaluate
 from ..run.modes.outcome import Outcome
 from ..run.results import RunOutcomeWriter
@@ -154,7 +154,7 @@ class Run(BaseRun):
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
-        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; rows that a
+        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; lines that a
         CSVLogger has written since are cut. Those without a state are named, once.
 
         Args:
@@ -202,9 +202,9 @@ class Run(BaseRun):
         return self._outcome_writer.code
 
     @property
-    def history(self) -> HistoryRows:
-        """The rows so far, one for each window of training metrics or evaluation."""
-        return self.rows.rows if self.config.trains else HistoryRows()
+    def history(self) -> HistoryEntries:
+        """The entries so far, one for each window of training metrics or evaluation."""
+        return self.history_hook.entries if self.config.trains else HistoryEntries()
 
     def page(self) -> Any:
         """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.

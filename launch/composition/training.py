@@ -22,7 +22,7 @@ from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
-from ...engine.metrics.sums import RowSpec, kinds_by_name
+from ...engine.metrics.sums import SumSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
@@ -173,8 +173,8 @@ def _warn_of_missing_classes(run: BaseRun) -> None:
     )
 
 
-def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
-    """Finds the metrics that hooks monitor among the rows of an evaluation, and prints which they are.
+def _find_monitored(run: BaseRun, measured: Sequence[SumSpec]) -> None:
+    """Finds the metrics that hooks monitor among those of an evaluation, and prints which they are.
 
     Without an evaluation those of training are found once a step is traced.
     """
@@ -262,7 +262,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     exit_code = exit_code or EXIT_CODES.get(reason, 0)
 
     # Before an evaluation, which reads more of the data: these figures are of the training alone.
-    result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
+    result = run_result(run, train=run.history_hook.means(), resumed_from=run.resumed_from, **run.history_hook.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
     if tables := {name: int(value) for name, value in run.trainer.inventory.table_figures().items()}:

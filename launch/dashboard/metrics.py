@@ -105,7 +105,8 @@ class _Collector:
             "input_wait": "Of a step, a worker's wait for input.",
             "reduce_wait": "Of a step, a worker's wait for the others.",
         }.items():
-            values = {row["name"]: row[f"{name}_ms"] / 1e3 for row in window.get("workers", ()) if f"{name}_ms" in row}
+            workers = [worker for worker in window.get("workers", ()) if f"{name}_ms" in worker]
+            values = {worker["name"]: worker[f"{name}_ms"] / 1e3 for worker in workers}
             yield _gauge(f"worker_{name}_seconds", text, values, "worker")
 
 

@@ -10,27 +10,27 @@ import numpy as np
 
 
 class Track:
-    """Keeps rows of numbers by column: at twice `rows`, each two neighbours become one.
+    """Keeps points in time, numbers by name: at twice `points`, each two neighbours become one.
 
     Args:
-      rows: the fewest rows that a long run has.
-      columns: the most columns that are kept; a row's others are left out.
+      points: the fewest points that a long run has.
+      columns: the most names that are kept; a point's others are left out.
       is_last: whether a column's neighbours become the later value, as for a time or a running sum, instead of their
         mean.
     """
 
-    def __init__(self, rows: int, columns: int, is_last: Callable[[Any], bool] = lambda name: False):
+    def __init__(self, points: int, columns: int, is_last: Callable[[Any], bool] = lambda name: False):
         self.names: dict[Any, int] = {}
         self._most = columns
         self._is_last = is_last
-        self._table = np.full([2 * rows, 8], np.nan)
+        self._table = np.full([2 * points, 8], np.nan)
         self._lasts = np.zeros(8, bool)
         self._filled = 0
-        self._every, self._in_row = 1, 0  # added rows per kept row, and in the newest one
+        self._every, self._in_newest = 1, 0  # added points per kept point, and in the newest one
 
-    def add(self, row: Mapping[Any, float]) -> None:
-        """Adds a row; columns that it does not name, and NaN, are missing in it."""
-        for name in row:
+    def add(self, point: Mapping[Any, float]) -> None:
+        """Adds a point; columns that it does not name, and NaN, are missing in it."""
+        for name in point:
             if name in self.names or len(self.names) >= self._most:
                 continue
             if len(self.names) == self._table.shape[1]:
@@ -39,19 +39,19 @@ class Track:
             self._lasts[len(self.names)] = self._is_last(name)
             self.names[name] = len(self.names)
         values = np.full(self._table.shape[1], np.nan)
-        for name, value in row.items():
+        for name, value in point.items():
             if name in self.names:
                 values[self.names[name]] = value
-        if self._filled and self._in_row < self._every:
-            self._in_row += 1
-            self._table[self._filled - 1] = self._joined(self._table[self._filled - 1], values, 1 / self._in_row)
+        if self._filled and self._in_newest < self._every:
+            self._in_newest += 1
+            self._table[self._filled - 1] = self._joined(self._table[self._filled - 1], values, 1 / self._in_newest)
             return
         if self._filled == len(self._table):
             self._filled //= 2
             self._table[: self._filled] = self._joined(self._table[::2], self._table[1::2], 0.5)
             self._every *= 2
         self._table[self._filled] = values
-        self._filled, self._in_row = self._filled + 1, 1
+        self._filled, self._in_newest = self._filled + 1, 1
 
     def column(self, name: Hashable) -> list[float | None]:
         """Returns a column's values, in their order, with five digits; None where one is missing."""

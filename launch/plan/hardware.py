@@ -38,11 +38,11 @@ class _Table(ValueType):
         self.expected = f"{figure.expected}, or {table}" if least == 1 else f"{table}, of {least} sizes or more"
 
     def coerce(self, value: Any) -> Points:
-        rows = value if isinstance(value, Mapping) else {"0": value}
-        if len(rows) < self._least:
+        points = value if isinstance(value, Mapping) else {"0": value}
+        if len(points) < self._least:
             raise ValueError(f"it takes {self.expected}")
-        sizes = (size if isinstance(size, str) else float(size) for size in rows)
-        return tuple(sorted(zip(map(_FROM_ZERO.coerce, sizes), map(self._figure.coerce, rows.values()), strict=True)))
+        sizes = (size if isinstance(size, str) else float(size) for size in points)
+        return tuple(sorted(zip(map(_FROM_ZERO.coerce, sizes), map(self._figure.coerce, points.values()), strict=True)))
 
 
 class _Mapping(ValueType):

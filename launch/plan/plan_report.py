@@ -68,7 +68,7 @@ def table(entries: Sequence[dict[str, Any]], columns: int) -> str:
     shown.add_column("hosts")
     for entry in entries:
         shown.add_column(f"{entry['hosts']:,}", justify="right")
-    for name, figures in _rows(entries):
+    for name, figures in _lines(entries):
         shown.add_row(name, *figures, end_section=name in _SECTION_ENDS)
     output = io.StringIO()
     width = max(columns, _LEAST_COLUMNS + 10 * len(entries))
@@ -76,45 +76,45 @@ def table(entries: Sequence[dict[str, Any]], columns: int) -> str:
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines())
 
 
-def _rows(entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
-    rows: list[tuple[str, list[str]]] = []
+def _lines(entries: Sequence[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    lines: list[tuple[str, list[str]]] = []
 
-    def row(name: str, show: Callable[[Any], str], *path: str) -> None:
+    def line(name: str, show: Callable[[Any], str], *path: str) -> None:
         values: Sequence[Any] = entries
         for key in path:
             values = [value[key] for value in values]
         if any(value not in (None, 0) for value in values) or name in ("in all", "takes"):
-            rows.append((name, ["-" if value is None else show(value) for value in values]))
+            lines.append((name, ["-" if value is None else show(value) for value in values]))
 
-    row("strategy", str, "strategy")
-    row("replicas", "{:,}".format, "replicas")
+    line("strategy", str, "strategy")
+    line("replicas", "{:,}".format, "replicas")
     for part in ("weights", "optimizer", "gradients", "activations", "data"):
-        row(f"{part} per device", size, "memory", part)
-    row("in all", size, "memory", "total")
-    row("activations with --recompute", size, "activations", "recomputed")
-    row("and without", size, "activations", "kept")
-    row("of a host, at least", size, "host_bytes")
-    row("FLOPs per step and device", _count, "step", "flops")
-    row("sent per step", size, "step", "wire_bytes")
+        line(f"{part} per device", size, "memory", part)
+    line("in all", size, "memory", "total")
+    line("activations with --recompute", size, "activations", "recomputed")
+    line("and without", size, "activations", "kept")
+    line("of a host, at least", size, "host_bytes")
+    line("FLOPs per step and device", _count, "step", "flops")
+    line("sent per step", size, "step", "wire_bytes")
     for part in ("compute", "memory", "dispatch", "network", "input"):
-        row(part, time, "step", f"{part}_seconds")
-    row("a step takes", time, "step", "seconds")
-    row("limited by", str, "step", "bound")
-    row("examples per second", _count, "examples_per_sec")
-    row("checkpoint", size, "checkpoint", "bytes")
-    row("written in", time, "checkpoint", "seconds")
-    row("best interval", time, "checkpoint", "interval_seconds")
+        line(part, time, "step", f"{part}_seconds")
+    line("a step takes", time, "step", "seconds")
+    line("limited by", str, "step", "bound")
+    line("examples per second", _count, "examples_per_sec")
+    line("checkpoint", size, "checkpoint", "bytes")
+    line("written in", time, "checkpoint", "seconds")
+    line("best interval", time, "checkpoint", "interval_seconds")
     if "simulated" in entries[0]:
-        row("simulated examples per second", _count, "simulated", "examples_per_sec")
-        row("simulated goodput", "{:.1%}".format, "simulated", "goodput")
-    row("failures per day", lambda per_hour: f"{24 * per_hour:.2g}", "failures", "per_hour")
-    row("a failure costs", time, "failures", "seconds")
-    row("a lost host costs", time, "failures", "lost_host_seconds")
-    row("goodput", "{:.1%}".format, "goodput")
-    row("the run takes", lambda hours: time(3600 * hours), "hours")
-    row("and costs", "{:,.3g}".format, "cost")
-    row("fits", lambda fits: "yes" if fits else "no", "fits")
-    return rows
+        line("simulated examples per second", _count, "simulated", "examples_per_sec")
+        line("simulated goodput", "{:.1%}".format, "simulated", "goodput")
+    line("failures per day", lambda per_hour: f"{24 * per_hour:.2g}", "failures", "per_hour")
+    line("a failure costs", time, "failures", "seconds")
+    line("a lost host costs", time, "failures", "lost_host_seconds")
+    line("goodput", "{:.1%}".format, "goodput")
+    line("the run takes", lambda hours: time(3600 * hours), "hours")
+    line("and costs", "{:,.3g}".format, "cost")
+    line("fits", lambda fits: "yes" if fits else "no", "fits")
+    return lines
 
 
 def size(number: float) -> str:

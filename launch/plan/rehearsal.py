@@ -115,7 +115,7 @@ class _RehearsedAxis(Axis):
             return value[tf.newaxis]
         return self._sent("all_gather", value, tf.broadcast_to(value[tf.newaxis], [self.size, *value.shape]))
 
-    def gather_rows(self, values):
+    def concatenate(self, values):
         return values if self.size == 1 else [tf.concat(tf.unstack(self.all_gather(value)), 0) for value in values]
 
     def reduce_scatter(self, value):

@@ -98,16 +98,16 @@ def through_identities(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Computes the bytes of a tensor, at most where its number of rows depends on the data; 0 of a handle or text."""
+    """Computes the bytes of a tensor, at most where its first axis depends on the data; 0 of a handle or text."""
     if tensor.dtype in (tf.resource, tf.variant, tf.string):
         return 0
     if tensor.shape.rank is None:  # of an op that a function's caller knows more of
-        return tensor.dtype.size * _most_rows(tensor)
-    return tensor.dtype.size * math.prod(_most_rows(tensor) if size is None else size for size in tensor.shape)
+        return tensor.dtype.size * _most_entries(tensor)
+    return tensor.dtype.size * math.prod(_most_entries(tensor) if size is None else size for size in tensor.shape)
 
 
-def _most_rows(tensor: tf.Tensor) -> int:
-    """Bounds a tensor's unknown number of rows by the rows of the tensors that it is computed from."""
+def _most_entries(tensor: tf.Tensor) -> int:
+    """Bounds the unknown size of a tensor's axis by those of the tensors that it is computed from."""
     queue, seen, most = [(tensor, 1)], {id(tensor)}, 1
     for source, parts in queue:
         if source.shape.rank and source.shape[0] is not None:

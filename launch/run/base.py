@@ -53,8 +53,8 @@ class BaseRun:
       is_from_memory: whether that checkpoint is a snapshot that the attempt before has left in memory.
       is_ready: whether the run's steps were checked and their compiler was chosen.
       signals: the context in which a signal ends training at a step; the caller then decides what to do with the run.
-      stop_request, rows, final: hooks: the requested stop, the run's history, and whether the weights have changed
-        since they were evaluated.
+      stop_request, history_hook, final: hooks: the requested stop, the run's history, and whether the weights have
+        changed since they were evaluated.
     """
 
     config: Config
@@ -75,7 +75,7 @@ class BaseRun:
     loop: Loop = dataclasses.field(init=False)
     signals: Signals = dataclasses.field(init=False)
     stop_request: StopRequest = dataclasses.field(default_factory=StopRequest)
-    rows: History = dataclasses.field(init=False)
+    history_hook: History = dataclasses.field(init=False)
     final: FinalWeights = dataclasses.field(init=False)
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""A run's history, a row for each window of training metrics or evaluation."""
+"""A run's history, an entry for each window of training metrics or evaluation."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ...engine.record.recorder import Recorder
 
 
-class HistoryRows(list):
-    """The rows of a history, dictionaries, in their order.
+class HistoryEntries(list):
+    """The entries of a history, dictionaries, in their order.
 
     Attributes:
       history: values of each epoch of `crankshaft.fit` by name, as in Keras's History.
@@ -31,11 +31,11 @@ class HistoryRows(list):
         self.epoch: list[int] = []
 
     def column(self, name: str) -> list[Any]:
-        """Returns a column's values, of `eval_loss` for example, from the rows that have it; None without a value."""
-        return [row[name] for row in self if name in row]
+        """Returns a column's values, of `eval_loss` for example, from entries that have it; None without a value."""
+        return [entry[name] for entry in self if name in entry]
 
     def to_pandas(self):
-        """Returns a `pandas.DataFrame` with a column for each name in any row.
+        """Returns a `pandas.DataFrame` with a column for each name in any entry.
 
         Raises:
           UsageError: pandas is not installed.
@@ -46,14 +46,14 @@ class HistoryRows(list):
 
 
 class History(Windowed):
-    """Keeps `rows`, and writes each to the run's record, from which a resumed run takes those up to its checkpoint.
+    """Keeps `entries`, and writes each to the run's record, from which a resumed run takes those up to its checkpoint.
 
-    A row is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec
-    of the window and what `Totals.input` has of it, `train_NAME` of each metric of the window that ends there and
+    It is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec of
+    the window and what `Totals.input` has of it, `train_NAME` of each metric of the window that ends there and
     `eval_NAME` of each metric of an evaluation made there.
 
     Args:
-      record: hook that writes the run's record, which acts before this one; None keeps the rows in memory only.
+      record: hook that writes the run's record, which acts before this one; None keeps the entries in memory only.
       periods: windows of the training metrics, in steps, 0 for none; the run's end and evaluations end one too.
     """
 
@@ -61,7 +61,7 @@ class History(Windowed):
 
     def __init__(self, record: Recorder | None, periods: Collection[int | Period]):
         super().__init__(0, at_end=True, more=periods)
-        self.rows = HistoryRows()
+        self.entries = HistoryEntries()
         self._record = record
         self._seconds = 0.0
 
@@ -71,11 +71,11 @@ class History(Windowed):
 
     def begin(self, status: Status) -> None:
         if self._record is not None:
-            self.rows[:] = self._record.past.rows
-        self.rewind(status)  # steps after the checkpoint are repeated, and write their rows again
+            self.entries[:] = self._record.past.entries
+        self.rewind(status)  # steps after the checkpoint are repeated, and write their entries again
 
     def rewind(self, status: Status) -> None:
-        self.rows[:] = [row for row in self.rows if row["step"] <= status.step]
+        self.entries[:] = [entry for entry in self.entries if entry["step"] <= status.step]
 
     def is_due(self, status: Status) -> bool:
         return status.evaluation is not None or super().is_due(status)
@@ -86,7 +86,7 @@ class History(Windowed):
 
     def act(self, status: Status) -> None:
         totals = self.window.take()
-        row = {
+        entry = {
             "step": status.step,
             "epoch": status.epochs,
             "seconds": self._seconds,
@@ -97,15 +97,15 @@ class History(Windowed):
             **getattr(status.evaluation, "batches", {}),
         }
         # JSON has no inf and nan.
-        row = {name: value if value is None or math.isfinite(value) else None for name, value in row.items()}
-        self.rows.append(row)
+        entry = {name: value if value is None or math.isfinite(value) else None for name, value in entry.items()}
+        self.entries.append(entry)
         if self._record is not None:
-            self._record.write("row", **{name: value for name, value in row.items() if name != "step"})
+            self._record.write("row", **{name: value for name, value in entry.items() if name != "step"})
 
     def means(self) -> dict[str, float | None]:
-        """Returns the training metrics' means of the newest row that has them; before one, of the steps so far."""
-        for row in reversed(self.rows):
-            if means := {name[6:]: value for name, value in row.items() if name.startswith("train_")}:
+        """Returns the training metrics' means of the newest entry that has them; before one, of the steps so far."""
+        for entry in reversed(self.entries):
+            if means := {name[6:]: value for name, value in entry.items() if name.startswith("train_")}:
                 return means
         return {**self.window.totals.steady_means()}
 

@@ -260,13 +260,13 @@ def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
     # `convert` takes batches, and a stream has single examples, unless it is by batch: each is a batch of one.
-    def row(*components):
+    def converted(*components):
         element = components[0] if len(components) == 1 else components
         if stream.by_batch:
             return convert(element)
         return tf.nest.map_structure(lambda x: x[0], convert(tf.nest.map_structure(lambda x: x[tf.newaxis], element)))
 
-    return _PipedStream(stream, lambda dataset: dataset.map(row))
+    return _PipedStream(stream, lambda dataset: dataset.map(converted))
 
 
 class _DecodedSource(WrappedSource):

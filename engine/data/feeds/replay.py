@@ -25,7 +25,7 @@ class ReplayPosition(NamedTuple):
     Attributes:
       shuffles: identifies the stream's shuffles, plain JSON.
       seeds: the shuffles' state at the epoch's beginning; b"" if unknown.
-      first_batch: for each component of the epoch's first batch, its checksum and whether its rows differ; or None.
+      first_batch: for each component of the epoch's first batch, its checksum and whether its examples differ; or None.
     """
 
     shuffles: Any

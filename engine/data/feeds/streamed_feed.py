@@ -119,7 +119,7 @@ class StreamedFeed(Feed):
         return json.dumps(identity, default=str)
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
-        # All steps of a call gather equally many rows, as TensorFlow's collectives require.
+        # All steps of a call gather equally many examples, as TensorFlow's collectives require.
         stream = self.part.stream
         is_any_length = self._num_shards * len(self.part.counts) > 1 and (
             stream.by_batch or unknown_dimensions(stream.element_spec)
@@ -357,7 +357,7 @@ class StreamedFeed(Feed):
             is_whole = order.has_epochs and not (order.remainder or self.part.by_file)
             batches = batched(stream, examples, order.local_batch_size, order.drop_remainder or is_whole)
             shards = self._num_shards * len(self.part.counts)
-            batches = batches.map(functools.partial(_check_rows, shards)) if stream.by_batch and shards > 1 else batches
+            batches = batches.map(functools.partial(_check_even, shards)) if stream.by_batch and shards > 1 else batches
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -376,7 +376,7 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
     )
 
 
-def _check_rows(shards: int, *batch: Any) -> Any:
+def _check_even(shards: int, *batch: Any) -> Any:
     """Makes reading fail where a batch can't be divided among replicas."""
     sizes = tf.stack([tf.shape(x)[0] for x in tf.nest.flatten(batch)])
     divides = tf.reduce_all(sizes == sizes[0]) | tf.reduce_all(sizes % shards == 0)

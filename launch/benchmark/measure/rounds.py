@@ -148,10 +148,10 @@ def reduce_seconds(workers) -> float | None:
 
     See `engine.reduction.Reduction.pop_figures`.
     """
-    rows = workers.read()
-    if not all("reduce_seconds" in row for row in rows):
+    figures = workers.read()
+    if not all("reduce_seconds" in worker for worker in figures):
         return None
-    return sum(row["reduce_seconds"] for row in rows) / len(rows)
+    return sum(worker["reduce_seconds"] for worker in figures) / len(figures)
 
 
 def warm_up(strategy, program: Program, length: Length, clock=time.perf_counter) -> tuple[float, int]:

@@ -64,13 +64,13 @@ def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
     numbers = [*map(str, range(len(report["support"])))]
     names = [*map(" ".join, zip(numbers, classes, strict=True))] if classes else numbers
     fractions = ("precision", "recall", "f1")
-    rows = [["class", *fractions, "support", *(f"as {number}" for number in numbers)]]
+    table = [["class", *fractions, "support", *(f"as {number}" for number in numbers)]]
     for number, name in enumerate(names):
         counts = report["support"][number], *report["matrix"][number]
-        rows.append([name, *(f"{report[fraction][number]:.3f}" for fraction in fractions), *map(str, counts)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    sized = [[f"{row[0]:{widths[0]}}", *map(str.rjust, row[1:], widths[1:])] for row in rows]
-    lines = ["  ".join(row) for row in sized]
+        table.append([name, *(f"{report[fraction][number]:.3f}" for fraction in fractions), *map(str, counts)])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    sized = [[f"{line[0]:{widths[0]}}", *map(str.rjust, line[1:], widths[1:])] for line in table]
+    lines = ["  ".join(line) for line in sized]
     matrix = np.array(report["matrix"])
     for sums, why in ((matrix.sum(0), "never predicted, so their precision is 0"), (matrix.sum(1), "not in the data")):
         if lacking := [name for name, count in zip(names, sums, strict=True) if not count]:

@@ -38,19 +38,19 @@ def generate(run: BaseRun) -> Outcome:
             "restore that file from a copy, or train the run on, which writes it again"
         )
     numerics.check_weights(run.trainer, f"step {run.state.step}")
-    row = prompt_tokens(run, config.prompt)
+    start = prompt_tokens(run, config.prompt)
     decoder, pieces, times = None, list[str](), list[float]()
     if strategy.is_chief:
         decoder = run.data_info.tokens.decoder()
         text = f"{config.model_entry.name}: step {run.state.step}, {checkpoint}; "
         text += counted(strategy.num_replicas, "replica")
-        if len(row) > context:
-            text += f"\nthe prompt's last {context:,} tokens of {len(row):,} are read: the model looks at no more"
-        if len(row) + config.arguments("sampling")["tokens"] - 1 > context:
+        if len(start) > context:
+            text += f"\nthe prompt's last {context:,} tokens of {len(start):,} are read: the model looks at no more"
+        if len(start) + config.arguments("sampling")["tokens"] - 1 > context:
             text += f"\nwhenever {context:,} tokens are read, the older half is forgotten: the model looks at no more"
         print(text, file=sys.stderr, flush=True)
     # All processes of a strategy take part in each token's step; the chief alone prints.
-    for token in itertools.chain(row[1:], follow(run, row)):
+    for token in itertools.chain(start[1:], follow(run, start)):
         if decoder is not None:
             pieces.append(decoder.text(token))
             _print(pieces[-1])
@@ -59,10 +59,10 @@ def generate(run: BaseRun) -> Outcome:
         pieces.append(decoder.rest())  # of a character whose last token did not come
         _print(pieces[-1])
         print(flush=True)
-    count, text = len(times) - len(row) + 1, "".join(pieces)
+    count, text = len(times) - len(start) + 1, "".join(pieces)
     ended = "; the document ends here" if count < config.arguments("sampling")["tokens"] else ""
     # Without the first token, whose step is compiled.
-    rate = (count - 1) / (times[-1] - times[len(row) - 1]) if count > 1 else None
+    rate = (count - 1) / (times[-1] - times[len(start) - 1]) if count > 1 else None
     if strategy.is_chief:
         speed = f", {rate:,.0f} tokens/s" if rate else ""
         print(f"{counted(count, 'token')}{speed}{ended}", file=sys.stderr)
@@ -70,11 +70,11 @@ def generate(run: BaseRun) -> Outcome:
     return Outcome({**run_result(run), "checkpoint": checkpoint, "generated": generated})
 
 
-def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
-    """Yields the tokens that follow a row, with the weights that evaluations use, up to a document's end.
+def follow(run: BaseRun, start: Sequence[int], **overrides: Any) -> Iterator[int]:
+    """Yields the tokens that follow others, with the weights that evaluations use, up to a document's end.
 
     Args:
-      row: tokens to continue, one or more.
+      start: the tokens to continue, one or more.
       **overrides: values of tokens, temperature, top_k and seed that replace the configuration's.
     """
     config = run.config
@@ -82,7 +82,7 @@ def follow(run: BaseRun, row: Sequence[int], **overrides: Any) -> Iterator[int]:
     count = sampling.pop("tokens")
     end = run.data_info.tokens.separator if run.data_info.tokens else None
     with averaged_weights(run.trainer):
-        sampled = generate_tokens(run.strategy.distribution, _language_model(run), row, **sampling)
+        sampled = generate_tokens(run.strategy.distribution, _language_model(run), start, **sampling)
         yield from itertools.takewhile(lambda token: token != end, itertools.islice(sampled, count))
 
 
@@ -108,17 +108,17 @@ def generate_after(run: BaseRun, prompt: str | Sequence[int], **overrides: Any) 
         if name in overrides and not overrides[name] >= least:
             raise UsageError(f"{name}={overrides[name]} is out of range; use {least} or more")
     if isinstance(prompt, str):
-        row = prompt_tokens(run, prompt)
+        start = prompt_tokens(run, prompt)
         decoder = run.data_info.tokens.decoder()
-        for token in row[1:]:  # a token's text may depend on those before it: at the beginning a space may be left out
+        for token in start[1:]:  # a token's text may depend on those before: at the beginning a space may be left out
             decoder.text(token)
-        return "".join(decoder.text(token) for token in follow(run, row, **overrides)) + decoder.rest()
-    row, num_tokens = [int(token) for token in prompt], run.trainer.run_context.num_classes
-    if not row or not all(0 <= token < (num_tokens or token + 1) for token in row):
+        return "".join(decoder.text(token) for token in follow(run, start, **overrides)) + decoder.rest()
+    start, num_tokens = [int(token) for token in prompt], run.trainer.run_context.num_classes
+    if not start or not all(0 <= token < (num_tokens or token + 1) for token in start):
         raise UsageError(
-            f"prompt={row} is not a row of tokens; give one or more, each from 0 to {(num_tokens or 0) - 1}"
+            f"prompt={start} is not a list of tokens; give one or more, each from 0 to {(num_tokens or 0) - 1}"
         )
-    return list(follow(run, row, **overrides))
+    return list(follow(run, start, **overrides))
 
 
 def _print(text: str) -> None:

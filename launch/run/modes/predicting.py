@@ -21,7 +21,7 @@ from ....engine.data.source import Source, Split
 from ....engine.data.streamed import Stream
 from ....engine.hooks.evaluation import averaged_weights
 from ....engine.internals import keras
-from ....engine.metrics.predictions import Rows
+from ....engine.metrics.predictions import Collector
 from ....engine.state import TrainState
 from ....engine.step.options import RunContext
 from ....engine.strategies.base import Prediction, Strategy
@@ -54,7 +54,7 @@ class Predictor:
 
     def __init__(self, run: BaseRun, name: str | None = None):
         self._run = run
-        self.is_copy = run.strategy.mesh.is_sharded or not run.strategy.returns_rows
+        self.is_copy = run.strategy.mesh.is_sharded or not run.strategy.predicts
         self._strategy = on_one_device(weights.copy_trainer(run)) if self.is_copy else run.strategy
         self._trainer = self._strategy.state.trainer
         forward, self._features = forward_and_features(self._trainer, run.example, name)
@@ -154,12 +154,12 @@ def _outputs(
 ) -> Any:
     """Executes a prediction's program on the features of a split, each checked; a nest of NumPy arrays."""
     # Without examples, one of zeros is predicted and left out, so that outputs have their shapes and dtypes.
-    is_empty, rows = isinstance(split, ArraySource) and not len(split), Rows()
+    is_empty, collector = isinstance(split, ArraySource) and not len(split), Collector()
     features = views.features(ArraySource(form.example(split)) if is_empty else split, check)
     with contextlib.closing(strategy.external(prediction, features, size, is_own=is_own)) as program:
         program.first_batch = number * _APART
-        strategy.evaluate(program, keep=rows.add, **ends)
-    return tf.nest.map_structure(lambda x: x[:0], rows.all()) if is_empty else rows.all()
+        strategy.evaluate(program, keep=collector.add, **ends)
+    return tf.nest.map_structure(lambda x: x[:0], collector.all()) if is_empty else collector.all()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -213,7 +213,7 @@ def _division(part: dict[str, Any]) -> str:
     counts = part.get("counts", [])
     if part.get("by") == "file":
         return f"by files among {len(counts)} workers ({', '.join(f'{count:,}' for count in counts)} examples)"
-    return "by the rows of a batch"
+    return "by the examples of a batch"
 
 
 def check_evaluated(config: Config, manifest: Manifest, about: dict[str, Any]) -> None:

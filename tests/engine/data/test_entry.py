@@ -318,11 +318,11 @@ class Graphs(tf.keras.utils.PyDataset):
         ),
         ((each for each in [X]), user_data.Rules(), "a generator can be read once only"),
         ((None, Y), user_data.Rules(), "the x data has no features"),
-        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 rows; call data"),
+        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 examples; call da"),
         (
             dataset(np.ones([3, 8, 2]), np.ones([3, 2])),
             AS_KERAS,
-            "the x dataset's elements are not batches: their arrays have 2, 8 rows; .* make as many rows in each",
+            "the x dataset's elements are not batches: their arrays have 2, 8 examples; .* make as many in each",
         ),
         (Graphs(), AS_KERAS, r"Graphs\[0\] is a batch with arrays of 8, 2 examples; make as many of each"),
         (dataset(X, Y).batch(4).filter(lambda *_: False), AS_KERAS, "the x data is an empty dataset"),
@@ -419,9 +419,9 @@ MISTAKES = [
     ),
     (
         lambda: Data(batches_or_examples()),
-        "elements have 4 rows in each component, which are 4 examples or one ... unbatch(); if ... with batch(1)",
+        "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",
     ),
-    (lambda: Data(arrays_of_a_generator()), "elements have 8 rows in each component, which are 8 examples or one"),
+    (lambda: Data(arrays_of_a_generator()), "elements have a first axis of 8 in each component, 8 examples or one"),
 ]
 
 

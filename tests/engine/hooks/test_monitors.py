@@ -54,7 +54,7 @@ def mlp(bench, compiled):
 
 
 def measured(**pairs) -> dict:
-    return sums.kinds_by_name(sums.row_specs({"loss": means.mean([1.0]), **pairs}))
+    return sums.kinds_by_name(sums.sum_specs({"loss": means.mean([1.0]), **pairs}))
 
 
 def improvements(monitor, **arguments):

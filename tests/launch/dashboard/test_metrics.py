@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import crankshaft
 from crankshaft import UsageError, open_run, run
 from crankshaft.engine.hooks import Hook
-from crankshaft.engine.metrics.predictions import Predictions, Rows
+from crankshaft.engine.metrics.predictions import Collector, Predictions
 from crankshaft.launch.dashboard import metrics, serving
 from crankshaft.launch.launchers.resources import free_ports
 from tests.launch.conftest import MLP
@@ -213,7 +213,7 @@ def test_values_that_are_of_no_example_are_one_line():
         Forgotten: r"Forgotten.predictions returned a NoneType; return tensors \[examples, ...\] by name",
         Missing: r"Missing.predictions returned None as a value; leave it out",
         Whole: r"Whole.predictions: output mean is one number",
-        Fewer: r"Fewer.predictions: output odd has not one row per example",
+        Fewer: r"Fewer.predictions: output odd has not one entry per example",
     }
     for trainer, line in {**lines, Own: r"Own.eval_step returns no predictions for it; return \(metrics, "}.items():
         with pytest.raises(UsageError, match=line):
@@ -232,7 +232,7 @@ def test_an_error_of_the_user_s_is_raised_with_its_own_traceback():
 
 @pytest.mark.parametrize("most", [1 << 20, 2000, 100, 0])
 def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
-    rows = Rows(most, str(tmp_path), "evaluation at step 1")
+    rows = Collector(most, str(tmp_path), "evaluation at step 1")
     parts = [
         {"id": np.arange(10 * i, 10 * i + 10), "tokens": np.full((10, 2 + i % 3), i, np.int32), "text": text}
         for i, text in enumerate([np.array([TEXTS[i]] * 10, object) for i in range(9)])

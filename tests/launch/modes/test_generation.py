@@ -143,7 +143,7 @@ def test_a_run_in_python_generates(trained, generate):
     assert trained.generate([SEPARATOR, *b"si"], temperature=0) == [*b"x seven eight"]
     for wrong in ([], [300]):
         with pytest.raises(
-            crankshaft.UsageError, match=r"is not a row of tokens; give one or more, each from 0 to 256"
+            crankshaft.UsageError, match=r"is not a list of tokens; give one or more, each from 0 to 256"
         ):
             trained.generate(wrong)
     for wrong in ({"tokens": 0}, {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": -1}):

@@ -66,7 +66,7 @@ def test_a_mesh_that_does_not_fit_is_answered_with_those_that_do(inside, text, m
     ("flags", "says"),
     [
         (("--model=mlp", "--input=digits", *PAIR), "mesh=model:2: mlp has no layer sharded over the model"),
-        (("--model=transformer_lm", "--input=digits"), "features are not rows of tokens, whole numbers [batch,"),
+        (("--model=transformer_lm", "--input=digits"), "features are not sequences of tokens, whole numbers [batch,"),
         ((*FLAGS[:3], "--model_arg=hidden=15", *PAIR), "hidden=15 does not divide over the mesh's model:2; use 14 or"),
     ],
 )
