@@ -17,7 +17,6 @@ from types import ModuleType
 from typing import Any
 
 from ... import input as inputs
-from ... import models
 from ...engine.arguments import COUNT, DECAY, FROM_ZERO, Expression, Interval, outside
 from ...engine.arguments import parameters as parameters_of
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
@@ -28,8 +27,14 @@ from .values import boolean, guessed, number
 
 _BRACKETS = re.compile(r"\s*(?:\[(.*)\]|\((.*)\))\s*", re.DOTALL)  # around a list
 _FROM_FLAGS = ("eval_data_dir", "validation_split", "trained_on", "keeps_ids", "needs_labels")
-_PACKAGES = {"model": models, "input": inputs}
-NAMES = {kind: package.NAMES for kind, package in _PACKAGES.items()}
+# Models stand above what a run is made of, and are imported by their names.
+_PACKAGES = {"model": "crankshaft.models", "input": inputs.__name__}
+NAMES = {"model": ("cnn", "dlrm", "logistic", "mlp", "resnet", "transformer_lm", "wide_deep"), "input": inputs.NAMES}
+# The intervals of our models' arguments.
+_MODEL_INTERVALS = {
+    **dict.fromkeys(("dropout", "batch_norm_momentum"), DECAY),  # dropping everything would leave nothing to train on
+    **dict.fromkeys(("hidden_units", "bottom_units", "top_units"), COUNT),
+}
 # Arguments of an optimizer that have a flag of their own, by which the engine does the same itself.
 _ARGUMENTS_OF_FLAGS = set(
     "learning_rate weight_decay weight_decay_exclude global_clipnorm use_ema ema_momentum ema_overwrite_frequency "
@@ -95,7 +100,7 @@ def find(kind: str, name: str | None, to_trainer: Callable[[ModuleType], type | 
     if user_files.is_path(name):
         path, module = name, user_files.run_file(kind, name)
     else:
-        module = importlib.import_module(f"{_PACKAGES[kind].__name__}.{name}")
+        module = importlib.import_module(f"{_PACKAGES[kind]}.{name}")
     entry = _model(module, path, to_trainer) if kind == "model" else _input(module, path)
     name = str(user_files.portable_name(name))
     return dataclasses.replace(entry, name=name, summary=_summary(module), path=path)
@@ -111,7 +116,7 @@ def _model(module, path: str | None, to_trainer: Callable[[ModuleType], type | N
         raise user_files.missing_error("model", path)
     if not (isinstance(model, type) and issubclass(model, Trainer)):
         raise user_files.missing_error("model", path, "a Model that is not a Trainer")
-    return dataclasses.replace(class_entry(model), intervals={} if path else models.ARGUMENTS)
+    return dataclasses.replace(class_entry(model), intervals={} if path else _MODEL_INTERVALS)
 
 
 def _input(module, path: str | None) -> Entry:
