@@ -18,12 +18,12 @@ from crankshaft.engine.loop import Loop
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
 from crankshaft.launch import program
-from crankshaft.launch.command_line import parsing
 from crankshaft.launch.composition import building
 from crankshaft.launch.composition.open_run import Run
-from crankshaft.launch.host import process
-from crankshaft.launch.run.data.loading import load
-from crankshaft.launch.run.jit import choose_jit
+from crankshaft.runner.command_line import parsing
+from crankshaft.runner.data.loading import load
+from crankshaft.runner.host import process
+from crankshaft.runner.jit import choose_jit
 
 
 def tune() -> None:

@@ -61,7 +61,7 @@ class Inventory:
 
     @cached_property
     def tables(self) -> dict[str, Any]:
-        """The embeddings (`engine.tables`), by path."""
+        """The embeddings (`parts.tables`), by path."""
         return tracked(self.trainer, RowTable)
 
     @cached_property

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from . import explanations, program
+from ..runner import explanations
+from ..runner.command_line import parsing, rules, user_files
+from ..runner.failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from ..runner.host import remote as remotes
+from . import program
 from .assembly import assemble_run, run_to_end
-from .command_line import parsing, rules, user_files
-from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
-from .host import remote as remotes
 
 if TYPE_CHECKING:
     from .composition.open_run import Run
@@ -171,7 +172,7 @@ def load_model(
     Example:
       >>> load_model("runs/digits", "best").predict(split="eval").argmax(-1)  # doctest: +SKIP
     """
-    from .run.saved import saved_run
+    from ..runner.modes import saved_run
 
     user_files.check_trainer(trainer_class)
     if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from ..engine.version import __version__
-from . import explanations, failures
-from .command_line import help
-from .command_line.flags import MODES
-from .host import process
-from .host.signals import end_pid_1, interruptible
+from ..runner import explanations, failures
+from ..runner.command_line import help
+from ..runner.command_line.flags import MODES
+from ..runner.host import process
+from ..runner.host.signals import end_pid_1, interruptible
 
 # What a task imports from its start to its first step, and its parent once for all that it forks.
 TASK_MODULES = (
     *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
-    *("crankshaft.engine.strategies.base", "crankshaft.launch.host.isolation"),
+    *("crankshaft.engine.strategies.base", "crankshaft.runner.host.isolation"),
     *(f"crankshaft.launch.composition.{name}" for name in ("training", "building", "open_run")),
-    *("crankshaft.launch.benchmark.mode", "crankshaft.launch.run.modes.evaluator"),
-    *("crankshaft.launch.run.modes.export", "crankshaft.launch.run.modes.generate"),
-    "crankshaft.launch.run.modes.prediction_files",
+    *("crankshaft.parts.benchmark.mode", "crankshaft.parts.parameter_servers.evaluator"),
+    *("crankshaft.runner.modes.export", "crankshaft.runner.modes.generate"),
+    "crankshaft.runner.modes.prediction_files",
 )
 
 
@@ -44,24 +44,24 @@ class Command(NamedTuple):
 COMMANDS = {
     "train": Command("crankshaft.launch.train", "Train, evaluate, time or export a model."),
     "local": Command(
-        "crankshaft.launch.launchers.local",
+        "crankshaft.parts.launchers.local",
         "Run a whole cluster on this machine, one process per task.",
         more=(TASK_MODULES,),
     ),
-    "plan": Command("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
+    "plan": Command("crankshaft.parts.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": Command(
         "crankshaft.launch.prepare",
         "Write an input's examples into shards of files.",
         "complete shards are kept, and the same command continues",
     ),
     "ask": Command(
-        "crankshaft.launch.ask.command",
+        "crankshaft.parts.ask.command",
         "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop.",
         "the request is taken back",
     ),
-    "monitor": Command("crankshaft.launch.dashboard.server", "Show running and finished runs on a page."),
+    "monitor": Command("crankshaft.parts.dashboard.server", "Show running and finished runs on a page."),
     "report": Command(
-        "crankshaft.launch.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
+        "crankshaft.parts.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
     ),
 }
 

@@ -25,15 +25,16 @@ from ..engine.data.run_data import Data
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
 from ..engine.internals import keras
-from ..engine.internals.keras_compile import untracked_optimizer
-from ..engine.keras_models.keras_callbacks import KerasCallbacks
-from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
-from . import api, explanations
-from .command_line import parsing
-from .command_line.flags import FIELDS
-from .failures import UsageError
-from .keras_models.compiled_cache import CompiledCache
+from ..parts.keras_models.keras_callbacks import KerasCallbacks
+from ..parts.keras_models.keras_compile import untracked_optimizer
+from ..parts.keras_models.keras_trainer import KerasTrainer
+from ..runner import explanations
+from ..runner.command_line import parsing
+from ..runner.command_line.flags import FIELDS
+from ..runner.failures import UsageError
+from . import api
+from .composition.compiled_cache import CompiledCache
 
 # Names that people try, flags among them, and what `fit` takes instead.
 _ARGUMENTS = {

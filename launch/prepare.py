@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
-from .command_line import command_flags, parsing, registry, user_files
-from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
-from .failures import UsageError
-from .host import process
+from ..runner.command_line import command_flags, parsing, registry, user_files
+from ..runner.command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
+from ..runner.failures import UsageError
+from ..runner.host import process
 
 if TYPE_CHECKING:
-    from .run.data.writing_shards import Loaded
+    from ..runner.data.writing_shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _task: list[Any] = []  # in a process of the pool: the request, and its loaded data
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
-        from .run.data import writing_shards
+        from ..runner.data import writing_shards
 
     request = ShardRequest(
         input=str(flags.input),  # `find` refuses none
@@ -97,7 +97,7 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     """
     processes = min(processes, len(left))
     if processes <= 1:
-        from .run.data import writing_shards
+        from ..runner.data import writing_shards
 
         yield from ((shard, writing_shards.write(request, loaded, shard)) for shard in left)
         return
@@ -128,7 +128,7 @@ def _start_worker(request: ShardRequest) -> None:
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
     with process.quiet_startup(quiet=True):
-        from .run.data import writing_shards
+        from ..runner.data import writing_shards
     try:
         if len(_task) == 1:  # the process's first shard
             _task.append(writing_shards.load(_task[0]))

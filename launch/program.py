@@ -12,13 +12,13 @@ from absl import flags
 
 from ..engine.checkpoints.run_dir import NAMES
 from ..engine.strategies.registry import CLUSTERED
-from .command_line import checks, configuring, parsing
-from .command_line.config import Config
-from .command_line.flags import Flags
-from .host import process
-from .host.remote import remote_folder
+from ..runner.command_line import checks, configuring, parsing
+from ..runner.command_line.config import Config
+from ..runner.command_line.flags import Flags
+from ..runner.host import process
+from ..runner.host.remote import remote_folder
 
-# The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`launch.cluster`).
+# The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`parts.clusters`).
 TASK_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NODELIST", "CRANKSHAFT_JOBS")
 
 
@@ -65,7 +65,7 @@ def configure(
     """
     discovery: ModuleType | None = None
     if _may_have_tasks({**vars(Flags()), **given}, environment):
-        from .cluster import discovery
+        from ..parts.clusters import discovery
     more |= {"discovery": discovery, "to_trainer": to_trainer}
     return configuring.configure(given, trainer_class, has_data, environment, *options, **more)
 
@@ -80,7 +80,7 @@ def _may_have_tasks(effective: Mapping[str, Any], environment: Mapping[str, str]
 def to_trainer(module: ModuleType) -> type | None:
     """Makes a Trainer of a file's function `model`, which makes a compiled Keras model; None without one."""
     if hasattr(module, "model"):
-        from ..engine.keras_models.keras_trainer import KerasTrainer
+        from ..parts.keras_models.keras_trainer import KerasTrainer
 
         return KerasTrainer.for_module(module)
     return None
@@ -94,7 +94,7 @@ def check(config: Config) -> None:
     process.refuse_within_import()
     with contextlib.ExitStack() as stack:
         if config.cluster:
-            from .cluster import arrival, rendezvous
+            from ..parts.clusters import arrival, rendezvous
 
             stack.enter_context(rendezvous.refusing(config.cluster))
         checks.check_flags(config)

@@ -23,13 +23,14 @@ from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError
-from . import assembly, explanations, failures, program, terminal
+from ..runner import explanations, failures, terminal
+from ..runner.command_line import help, parsing, paths, user_files
+from ..runner.command_line.config import Config
+from ..runner.host import exits, process
+from ..runner.host.signals import end_pid_1, interruptible
+from ..runner.host.text_files import write_json
+from . import assembly, program
 from .command import TASK_MODULES
-from .command_line import help, parsing, paths, user_files
-from .command_line.config import Config
-from .host import exits, process
-from .host.signals import end_pid_1, interruptible
-from .host.text_files import write_json
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
@@ -106,7 +107,7 @@ class _Program:
             flags.FLAGS[name].value = value
         program.check(config)
         if config.max_restarts:
-            from .launchers import agent
+            from ..parts.launchers import agent
 
             if agent.can_fork(config, TASK_MODULES):
                 self.code = agent.run(config, self._attempt)

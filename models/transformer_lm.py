@@ -34,9 +34,9 @@ from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean, mean
 from ..engine.metrics.pairs import Mean
-from ..engine.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.sharding.layers import shard_size
 from ..engine.trainer import Trainer
+from ..parts.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from ..parts.sharding.layers import shard_size
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5

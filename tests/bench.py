@@ -22,13 +22,13 @@ from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import sharded
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction, per_replica
-from crankshaft.engine.sharding.mesh import lay_out
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions
 from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.tables.eviction import make_eviction
+from crankshaft.parts.sharding.mesh import lay_out
+from crankshaft.parts.tables.eviction import make_eviction
 from tests.arrays import assert_same
 from tests.logical_cpus import make_four
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from crankshaft.launch.command import TASK_MODULES
-from crankshaft.launch.launchers import reaper
-from crankshaft.launch.launchers.template import Template
+from crankshaft.parts.launchers import reaper
+from crankshaft.parts.launchers.template import Template
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Environment variables that may differ from those with which the process that is forked has started: nothing reads them

@@ -5,6 +5,7 @@ Nothing here starts TensorFlow."""
 from __future__ import annotations
 
 import ast
+import importlib.util
 import fnmatch
 import functools
 import itertools
@@ -15,12 +16,12 @@ import pytest
 
 import benchmarks.__main__
 from crankshaft.launch import prepare
-from crankshaft.launch.ask import command as ask
-from crankshaft.launch.command_line.flags import GROUPS
-from crankshaft.launch.command_line.rules import fields
-from crankshaft.launch.dashboard import report, server
-from crankshaft.launch.launchers import local
-from crankshaft.launch.plan import main as plan
+from crankshaft.parts.ask import command as ask
+from crankshaft.parts.dashboard import report, server
+from crankshaft.parts.launchers import local
+from crankshaft.parts.plan import main as plan
+from crankshaft.runner.command_line.flags import GROUPS
+from crankshaft.runner.command_line.rules import fields
 from tests.conftest import IN_MAKE_TEST
 from tests.pages import GUIDES, PAGES, README, ROOT, blocks, words
 
@@ -70,7 +71,7 @@ def known(name: str, names: set[str]) -> bool:
     return name in names or name.removeprefix("no") in names
 
 
-FOLDERS = ("benchmarks", "docs", "engine", "examples", "input", "launch", "models", "tests")
+FOLDERS = ("benchmarks", "docs", "engine", "examples", "input", "launch", "models", "parts", "runner", "tests")
 SOURCES = [ROOT / "__init__.py", *(path for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py")))]
 # What nobody shall write; scripts that stand on a page.
 NO_FILES = {"utils.py", *(block.title for path in GUIDES for block in blocks(path))}
@@ -139,7 +140,9 @@ def _members(node: ast.ClassDef) -> set[str]:
 
 def dotted_in(text: str) -> set[str]:
     """The dotted names of the project's own that a text has in backquotes."""
-    names = re.findall(r"`(?:crankshaft\.)?((?:engine|input|launch|models)(?:\.\w+)+)(?:\([^`]*\))?`", text)
+    names = re.findall(
+        r"`(?:crankshaft\.)?((?:engine|input|launch|models|parts|runner)(?:\.\w+)+)(?:\([^`]*\))?`", text
+    )
     return {name for name in names if not name.endswith(".py")}
 
 
@@ -147,7 +150,8 @@ def dotted_in(text: str) -> set[str]:
 def test_files_and_names_that_a_page_names_exist(path):
     text = path.read_text(encoding="utf-8")
     lost = [name for name in paths_in(text) - NO_FILES if not exists(name)]
-    lost += [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
+    gone = [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
+    lost += [name for name in gone if importlib.util.find_spec(f"crankshaft.{name}") is None]  # a name of former times
     assert lost == []
 
 
@@ -222,8 +226,8 @@ def test_errors_and_the_engine_name_no_flag():
         (path.relative_to(ROOT).as_posix(), node.lineno, name)
         for path in SOURCES
         if path.is_relative_to(ROOT / "engine")
-        or any(path.is_relative_to(ROOT / each) for each in ("input", "launch", "models"))
-        if not any(path.is_relative_to(ROOT / "launch" / each) for each in COMMANDS)
+        or any(path.is_relative_to(ROOT / each) for each in ("input", "launch", "models", "parts", "runner"))
+        if not any(path.is_relative_to(ROOT / top / each) for top in ("launch", "parts", "runner") for each in COMMANDS)
         for top in ([_tree(path)] if path.is_relative_to(ROOT / "engine") else _raised(_tree(path)))
         for node in ast.walk(top)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and "crankshaft " not in node.value

@@ -20,11 +20,11 @@ import crankshaft
 from crankshaft.engine.data.run_data import Data
 from crankshaft.engine.machine import environment
 from crankshaft.launch import assembly, program
-from crankshaft.launch.benchmark.measure import rounds, trace
-from crankshaft.launch.command_line import parsing
-from crankshaft.launch.run.base import BaseRun
-from crankshaft.launch.run.jit import choose_jit
-from crankshaft.launch.run.modes.outcome import Outcome
+from crankshaft.parts.benchmark.measure import rounds, trace
+from crankshaft.runner.base import BaseRun
+from crankshaft.runner.command_line import parsing
+from crankshaft.runner.jit import choose_jit
+from crankshaft.runner.modes.outcome import Outcome
 
 from .. import bits
 from . import attention as attentions

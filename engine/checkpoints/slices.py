@@ -71,12 +71,23 @@ class RowTable(tf.Module):
     admissions: list[Any]
 
     def saved_in(self, checkpoint: Any, key_of: Callable[[tf.Variable], str], may_grow: bool) -> Any:
-        """Returns where a checkpoint has the table (`engine.tables.saved_rows.SavedTable`); None if it lacks it.
+        """Returns where a checkpoint has the table (`parts.tables.saved_rows.SavedTable`); None if it lacks it.
 
         Args:
           checkpoint: the checkpoint's entries.
           key_of: returns a variable's key in the checkpoint; "" if it has none.
           may_grow: whether the table may have more rows here, if ids are their rows.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def write_rows(export: str, tables: Mapping[str, Any], since: str | None) -> None:
+        """Writes the rows of tables with ids beside an exported model, and what has changed since an earlier export.
+
+        Args:
+          export: the folder of the export.
+          tables: the tables, by the names of their files.
+          since: the folder of the earlier export, or None.
         """
         raise NotImplementedError
 

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
+from ..own_code import COMPUTING, ROOT, is_file_of
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
-_ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
-_FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
+_FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras.py", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
@@ -138,9 +138,9 @@ def _first_argument(op: tf.Operation) -> int:
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
     frames = [frame for frame in op.traceback if not frame.filename.startswith(_LIBRARIES)]
-    if frames and frames[-1].filename.startswith(_ENGINE) and not frames[-1].filename.startswith(_FOR_LAYERS):
+    if frames and is_file_of(frames[-1].filename, COMPUTING) and not frames[-1].filename.startswith(_FOR_LAYERS):
         return None
-    programs = [frame for frame in frames if not frame.filename.startswith(_ENGINE)]
+    programs = [frame for frame in frames if not is_file_of(frame.filename, COMPUTING)]
     return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
 
 

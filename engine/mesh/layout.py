@@ -86,7 +86,7 @@ class _One(Axis):
 
 
 class Mesh:
-    """The replicas of any strategy, along data only; `engine.sharding.mesh.ShardedMesh` lays them out as data x model.
+    """The replicas of any strategy, along data only; `parts.sharding.mesh.ShardedMesh` lays them out as data x model.
 
     Attributes:
       data: the axis of replicas that have the same shard of the model and get different examples.
@@ -94,7 +94,7 @@ class Mesh:
       all_replicas: the axis of all replicas.
       is_sharded: whether the model is sharded.
       shard_optimizer: whether replicas that have the same values of a variable each keep the slots of one piece of it
-        and update that piece: see `engine.sharding.shards`.
+        and update that piece: see `parts.sharding.shards`.
     """
 
     is_sharded = False
@@ -115,7 +115,7 @@ class Mesh:
         return replica, replicas
 
     def update_shard(self, variable: Any) -> Any:
-        """Returns the piece of a variable that this replica updates (`engine.sharding.shards.UpdateShard`).
+        """Returns the piece of a variable that this replica updates (`parts.sharding.shards.UpdateShard`).
 
         None if it updates all of it.
         """

@@ -81,7 +81,7 @@ class Optimizer(tf.Module):
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
     by raw ops on `variable.handle`, so `apply` may be called within `tf.cond` and `tf.while_loop`, and replicas with
-    the same gradients stay identical to the bit. If the mesh shards the optimizer (`engine.sharding.shards`), a replica
+    the same gradients stay identical to the bit. If the mesh shards the optimizer (`parts.sharding.shards`), a replica
     has the slots of its shards, updates these, and all gather the weights; then it can't be called in a loop.
 
     Args:
@@ -89,7 +89,7 @@ class Optimizer(tf.Module):
         count of updates to a scalar.
       weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as in Keras: before the
         update, variable -= learning_rate * weight_decay * variable, for all rows, also with a sparse gradient. Of the
-        engine's tables (`engine.tables`) only the gradient's rows decay, once per update, so that an update
+        engine's tables (`parts.tables`) only the gradient's rows decay, once per update, so that an update
         of a table costs no more than the rows it uses.
       weight_decay_exclude: regular expression; variables whose path it matches do not decay, e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.

@@ -32,7 +32,7 @@ def create(name: str, **settings: Any) -> Strategy:
     if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
         gpus.make_deterministic()
     if name == "parameter_server":
-        from ...engine.parameter_servers import strategy as parameter_server
+        from ...parts.parameter_servers import strategy as parameter_server
 
         assert options.servers
         return parameter_server.ParameterServer(parameter_server.connect(options.servers.cluster), options)
@@ -45,7 +45,7 @@ def create(name: str, **settings: Any) -> Strategy:
     distribution: tf.distribute.Strategy
     micro_batches = 1
     if name == "multi_worker":
-        from ...engine.workers import multi_worker
+        from ...parts.workers import multi_worker
 
         distribution = multi_worker.connect(options.task, options.communication)
     elif name == "one_device":
@@ -60,7 +60,7 @@ def create(name: str, **settings: Any) -> Strategy:
         distribution = options.distribution
     mesh = Mesh()
     if options.mesh or options.shard_optimizer:
-        from ...engine.sharding.mesh import lay_out
+        from ...parts.sharding.mesh import lay_out
 
         mesh = lay_out(distribution, options.mesh, options.shard_optimizer)
     if name == "multi_worker":

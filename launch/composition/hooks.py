@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from ... import parts
 from ...engine import logging
 from ...engine.hooks import Hook, StopRequest, evaluation, numerics
 from ...engine.hooks.background import BackgroundThread
@@ -16,13 +17,13 @@ from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.machine.pauses import Pauses
-from ..failures import UsageError
-from ..run.base import BaseRun
-from ..run.history import History
-from ..run.progress import Progress
+from ...runner.base import BaseRun
+from ...runner.failures import UsageError
+from ...runner.history import History
+from ...runner.progress import Progress
 
 if TYPE_CHECKING:
-    from ...engine.memory_snapshots.in_memory import Snapshots
+    from ...parts.memory_snapshots.in_memory import Snapshots
 
 
 def make_hooks(
@@ -47,7 +48,7 @@ def make_hooks(
     writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
 
     if strategy.is_chief:
-        from ..record.recording import make_recorder
+        from .recording import make_recorder
 
         run.record = make_recorder(run, writer, poller, began, pauses)
     run.history_hook = History(run.record, entry_periods)
@@ -61,16 +62,16 @@ def make_hooks(
     # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
     hooks: list[Hook] = []
     if run.trainer.inventory.tables:
-        from ...engine.tables.eviction import make_eviction
+        from ...parts.tables.eviction import make_eviction
 
         hooks += make_eviction(run.trainer.inventory)
     hooks += _judges(run, arranged, eval_period, hooks)
     hooks += [run.final, run.history_hook, *user_hooks]
     if run.sync_check:
         hooks.append(run.sync_check)
-    if config.run_dir:
-        from ...engine.tensorboard import TensorBoard
-        from ...engine.tensorboard.probe import Probe
+    if config.run_dir and parts.has("tensorboard"):
+        from ...parts.tensorboard import TensorBoard
+        from ...parts.tensorboard.probe import Probe
 
         has_servers = not strategy.updates_here
         if has_servers and config.histogram_every_steps:
@@ -91,7 +92,7 @@ def make_hooks(
         )
     hooks += [Progress(config.progress_mode), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
-        from ..elastic.joining import IncludeWorkers
+        from ...parts.elastic.joining import IncludeWorkers
 
         hooks.append(IncludeWorkers(config))
     # Those that save come last, and save the state of all hooks: `hooks` itself, to which they are appended.
@@ -99,12 +100,12 @@ def make_hooks(
         every_steps, every_seconds = config.checkpoint_period
         hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
     if snapshots:
-        from ...engine.memory_snapshots.snapshots import InMemory
+        from ...parts.memory_snapshots.snapshots import InMemory
 
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
         hooks.append(InMemory(snapshots, seconds, hooks))
-    if run.checkpoints and not config.remote:
-        from ..ask.answering import make_request_handler
+    if run.checkpoints and not config.remote and parts.has("ask"):
+        from ...parts.ask.answering import make_request_handler
 
         hooks.append(make_request_handler(run, run.checkpoints, hooks, poller))
     return hooks
@@ -158,7 +159,7 @@ def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
                 "or every_steps"
             )
     if callbacks:
-        from ...engine.keras_models.keras_callbacks import KerasCallbacks
+        from ...parts.keras_models.keras_callbacks import KerasCallbacks
 
         others.append(KerasCallbacks(callbacks))
     return others

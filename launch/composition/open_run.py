@@ -22,18 +22,17 @@ from ...engine.hooks import saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
-from .. import explanations
-from ..failures import UsageError
-from ..host import exits
-from ..host.isolation import Isolation
-from ..host.signals import EXIT_CODES, Standby
-from ..run.base import BaseRun
-from ..run.data import external
-from ..run.history import HistoryEntries, Means
-from ..run.modes import evaluate
-from ..run.modes.outcome import Outcome
-from ..run.results import RunOutcomeWriter
-from ..run.saved import weights
+from ...runner import explanations
+from ...runner.base import BaseRun
+from ...runner.failures import UsageError
+from ...runner.history import HistoryEntries, Means
+from ...runner.host import exits
+from ...runner.host.isolation import Isolation
+from ...runner.host.signals import EXIT_CODES, Standby
+from ...runner.modes import evaluate, external
+from ...runner.modes.outcome import Outcome
+from ...runner.restored import weights
+from ...runner.results import RunOutcomeWriter
 from . import training
 
 
@@ -234,8 +233,7 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        from ..run.modes import predicting
-        from ..run.saved import saved_run
+        from ...runner.modes import predicting, saved_run
 
         return saved_run.model_of_trainer(self._evaluated_trainer(), predicting.view_run(self), self._isolation)
 
@@ -268,8 +266,7 @@ class Run(BaseRun):
         """
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        from ..run.modes import predicting
-        from ..run.saved import saved_run
+        from ...runner.modes import predicting, saved_run
 
         trainer = saved_run.SavedRun(self.config.files.path).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_trainer(trainer, predicting.view_run(self), self._isolation)
@@ -300,7 +297,7 @@ class Run(BaseRun):
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
-        from ..run.modes import predicting, prediction_files
+        from ...runner.modes import predicting, prediction_files
 
         predictor: Any = None
 
@@ -341,7 +338,7 @@ class Run(BaseRun):
           UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
-        from ..run.modes import generate
+        from ...runner.modes import generate
 
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
@@ -580,7 +577,7 @@ class Run(BaseRun):
           OutOfSyncError: the program has set a variable to other values in one of them.
         """
         if self.strategy.num_hosts > 1:
-            from ..run import agreement
+            from ...parts.workers import agreement
 
             call = call if split is None else f"{call} on {external.describe(split)}"
             ended_by = agreement.compare_calls(call, self.strategy)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from ... import parts
 from ...engine import logging
 from ...engine.checkpoints import Manifest
 from ...engine.data import form
@@ -26,31 +27,32 @@ from ...engine.metrics.sums import SumSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
-from ..command_line import config as configs
-from ..command_line.values import short
-from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError
-from ..host.signals import EXIT_CODES, Signals
-from ..host.text_files import write_run_file
-from ..run import results
-from ..run.base import BaseRun
-from ..run.data import external
-from ..run.history import Means
-from ..run.jit import choose_jit
-from ..run.modes.evaluate import by_class
-from ..run.modes.outcome import Outcome, run_result
-from ..run.progress import duration, evaluation_line, print_model_summary
-from ..run.saved import restoring, weights
+from ...runner import results
+from ...runner.base import BaseRun
+from ...runner.command_line import config as configs
+from ...runner.command_line.values import short
+from ...runner.failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError
+from ...runner.history import Means
+from ...runner.host.signals import EXIT_CODES, Signals
+from ...runner.host.text_files import write_run_file
+from ...runner.jit import choose_jit
+from ...runner.modes import external
+from ...runner.modes.evaluate import by_class
+from ...runner.modes.outcome import Outcome, run_result
+from ...runner.progress import duration, evaluation_line, print_model_summary
+from ...runner.restored import restoring, weights
 from . import hooks
 
 if TYPE_CHECKING:
-    from ...engine.memory_snapshots.in_memory import Snapshots
+    from ...parts.memory_snapshots.in_memory import Snapshots
 
 
 def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> Snapshots | None:
     """Makes a run's hooks and its loop, see `hooks.make_hooks`, and its snapshots in memory, if it takes some."""
     config, pauses, snapshots = run.config, Pauses(), None
-    if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
-        from ..memory_snapshots.snapshots import make_snapshots
+    takes = config.snapshot_seconds and hasattr(os, "memfd_create") and parts.has("memory_snapshots")
+    if run.checkpoints is not None and takes:
+        from ...parts.memory_snapshots.run_snapshots import make_snapshots
 
         snapshots = make_snapshots(run)
         run.take_from_memory = snapshots.write_newest
@@ -85,7 +87,7 @@ def close(run: BaseRun, snapshots: Snapshots | None, error: BaseException | None
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
         if error and snapshots and may_be_lost:
-            from ..memory_snapshots.snapshots import save_after_loss
+            from ...parts.memory_snapshots.run_snapshots import save_after_loss
 
             save_after_loss(run, snapshots, error)
 
@@ -121,7 +123,7 @@ def train_to_end(run: BaseRun) -> Outcome:
     ended = outcome(run)
     if ended.code or not run.config.export_dir:
         return ended
-    from ..run.modes.export import export
+    from ...runner.modes.export import export
 
     exported = export(run)
     return ended._replace(
@@ -361,7 +363,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         f"{described['name']}, {counted(described['replicas'], 'replica')}"
     )
     if config.cluster and (absent := config.cluster.absent):
-        from ..cluster.rendezvous import describe_peers
+        from ...parts.clusters.rendezvous import describe_peers
 
         now, step = config.cluster.num_workers, manifest.step if manifest else 0
         text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"

@@ -10,7 +10,7 @@ from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, sna
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.mesh import sharded
 from crankshaft.engine.mesh.sharded import Sharding
-from crankshaft.engine.sharding import Mesh
+from crankshaft.parts.sharding import Mesh
 
 RNG = np.random.default_rng(0)
 # By name the whole, and how it is sharded: by columns, by rows that do not divide, a bias.

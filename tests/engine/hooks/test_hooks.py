@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine import loop
-from crankshaft.engine.ask import requests
-from crankshaft.engine.ask.request_handler import RequestHandler
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
 from crankshaft.engine.hooks.background import BackgroundThread
@@ -22,6 +20,8 @@ from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.metrics.pairs import Mean
 from crankshaft.engine.metrics.sums import LoopSums, SumSpec
 from crankshaft.models.mlp import Model
+from crankshaft.parts.ask import requests
+from crankshaft.parts.ask.request_handler import RequestHandler
 from tests.arrays import assert_same
 from tests.waiting import wait_until
 

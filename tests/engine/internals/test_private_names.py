@@ -14,8 +14,8 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "engine" / "internals"
-_FILES = ("patches.py", "tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
-OF_PRIVATE = [FOLDER / name for name in _FILES]
+_FILES = ("patches.py", "tensorflow.py", "keras.py", "keras_copy.py", "pipelines.py")
+OF_PRIVATE = [*(FOLDER / name for name in _FILES), ROOT / "parts" / "keras_models" / "keras_compile.py"]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -116,8 +116,8 @@ OWNERS = {name: owner for owner, names in OF_OWNERS.items() for name in names.sp
 DOCUMENTED = {"_current_frames"}
 # Of Python's library, which has no others for forks and the end of a process; its own modules use them for the like.
 OF_PYTHON = {
-    "launch/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
-    "launch/host/process.py": {"_at_fork_reinit"},
+    "runner/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
+    "runner/host/process.py": {"_at_fork_reinit"},
 }
 
 
@@ -194,7 +194,9 @@ def own(paths) -> set[str]:
 
 def test_no_other_folder_uses_a_private_name_or_imports_a_private_module():
     paths = [
-        path for folder in ("engine", "launch", "models", "input") for path in sorted((ROOT / folder).rglob("*.py"))
+        path
+        for folder in ("engine", "launch", "models", "input", "parts", "runner")
+        for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     others = [path for path in paths if path not in OF_PRIVATE]
     defined, private = own(others), {name for name in OWNERS if name.startswith("_")}

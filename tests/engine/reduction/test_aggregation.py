@@ -10,9 +10,9 @@ from crankshaft.engine.hooks.sync_check import SyncCheck
 from crankshaft.engine.internals import keras
 from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
-from crankshaft.engine.parameter_servers.pulled import check_added
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.parts.parameter_servers.pulled import check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

@@ -19,13 +19,13 @@ from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTas
 from crankshaft.engine.strategies.arrivals import Arrivals
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.workers.multi_worker import resolver, watched_figures
-from crankshaft.engine.workers.workers_loop import WorkersLoop
 from crankshaft.input import synthetic_clicks
-from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from crankshaft.models.wide_deep import Model as WideDeep
+from crankshaft.parts.benchmark.measure import rounds
+from crankshaft.parts.workers.multi_worker import resolver, watched_figures
+from crankshaft.parts.workers.workers_loop import WorkersLoop
 from tests.arrays import assert_same
 from tests.engine.strategies.gpu_memory import waits
 from tests.engine.trainers import pictures

@@ -20,8 +20,8 @@ import crankshaft
 from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras import Trainable
-from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
-from crankshaft.launch.keras_models.compiled_cache import ATTRIBUTE
+from crankshaft.launch.composition.compiled_cache import ATTRIBUTE
+from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 
 pytestmark = pytest.mark.thorough
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from crankshaft import UsageError, fit, load_model
 from crankshaft import run as crankshaft_run
 from crankshaft.engine.internals.keras import optimizers_in
-from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
+from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, Stops, X, Y, gan, guide, measured, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
