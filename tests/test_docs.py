@@ -5,9 +5,9 @@ Nothing here starts TensorFlow."""
 from __future__ import annotations
 
 import ast
-import importlib.util
 import fnmatch
 import functools
+import importlib.util
 import itertools
 import pathlib
 import re
