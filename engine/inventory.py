@@ -220,7 +220,8 @@ class Inventory:
         Raises:
           UsageError: a variable has become trainable that no optimizer has state for.
         """
-        settings = (tuple(optimizer.settings.items()) for optimizer in self.optimizers.values())
+        optimizers = self.optimizers.values()
+        settings = ((("moves_all_rows", one.moves_all_rows), *one.settings.items()) for one in optimizers)
         return self.freezing.frozen, self._trainable(), *settings
 
     @property

@@ -53,6 +53,8 @@ class TrainState:
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds differently from
         TensorFlow's executor, so a resumed run keeps the choice; a process that can't follow it leaves it unchanged
         (`Strategy.no_jit_reason`).
+      by_rows: whether the run began when an update by a sparse gradient moved its rows alone in any variable, and goes
+        on so (`Optimizer.moves_all_rows`).
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       is_resumed: whether the program resumes a run that an earlier process began.
@@ -64,6 +66,7 @@ class TrainState:
         self.trainer = trainer
         self.step = 0
         self.jit: bool | None = None
+        self.by_rows = False
         self.is_whole = True
         self.is_resumed = False
         self.extra: dict[str, Any] = {}
@@ -235,18 +238,20 @@ class TrainState:
         inventory = self.trainer.inventory
         flags = [] if inventory.trainable_flags == inventory.built_flags else inventory.trainable_flags
         content = {"settings": settings, "extra": self.extra, "trainable": flags}
-        return {"jit": self.jit, "rules": self.rules, **{name: values for name, values in content.items() if values}}
+        kept = {name: values for name, values in content.items() if values}
+        return {"jit": self.jit, "by_rows": self.by_rows, "rules": self.rules, **kept}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
         self.step, self.is_whole = int(self.step_variable.numpy()), True
-        self.jit = values.get("jit")
+        self.jit, self.by_rows = values.get("jit"), values.get("by_rows", True)
         if not isinstance(extra := values.get("extra", {}), dict):
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
         self.trainer.inventory.restore_flags(values.get("trainable", []))
         for path, optimizer in self.trainer.inventory.optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
+            optimizer.moves_all_rows = type(optimizer).moves_all_rows and not self.by_rows
 
     @property
     def freezing(self) -> Freezing:

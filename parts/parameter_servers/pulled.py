@@ -17,6 +17,7 @@ from ...engine.reduction import wire
 from ...engine.reduction.aggregation import described
 from ...engine.state import TrainState
 from ...engine.step.context import StartValues, step_context
+from ...engine.step.gradients import UniqueSlices, sum_duplicate_rows
 
 Values = Sequence[tuple[tf.keras.Variable, tf.Tensor]]
 
@@ -103,6 +104,7 @@ class OnServers(Place):
             if server is None:
                 yield contextlib.nullcontext(), group, scalars
                 continue
+            group = [(sum_duplicate_rows(gradient), target) for gradient, target in group]
             # Each message costs more than a small step's update.
             values = [tf.cast(g.values if isinstance(g, tf.IndexedSlices) else g, tf.float32) for g, _ in group]
             with tf.device(server):
@@ -114,7 +116,7 @@ class OnServers(Place):
                 ]
             exact, values = wire.send(list(scalars.values()), values, shapes, server, self._reduce_dtype)
             there = [
-                (tf.IndexedSlices(value, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else value, target)
+                (UniqueSlices(value, gradient.indices) if isinstance(gradient, tf.IndexedSlices) else value, target)
                 for (gradient, target), value in zip(group, values, strict=True)
             ]
             yield tf.device(server), there, dict(zip(scalars, exact, strict=True))

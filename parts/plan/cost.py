@@ -17,6 +17,8 @@ from ...engine.data.feeds.combined import CombinedFeed
 from ...engine.data.feeds.feed import UntakenFeed
 from ...engine.data.source import unknown_dimensions
 from ...engine.internals import graphs
+from ...engine.internals.variables import is_shard, state_key
+from ...engine.optimizers.base import FusedOptimizer
 from ...engine.optimizers.keras_adapter import KerasOptimizer
 from ...engine.state import TrainState
 from ...engine.strategies.inner_loop import InnerLoop
@@ -99,20 +101,19 @@ def update_bytes(trainer: Trainer) -> tuple[float, float]:
     """Counts one replica's dense update: bytes read and written, and bytes of the arrays it touches.
 
     It reads gradients, and reads and writes variables and the optimizer's variables. Tables and their slots are left
-    out: their updates touch a few rows.
+    out, unless a Keras optimizer moves all of their rows: their updates touch a few.
     """
-    inventory = trainer.inventory
-    sparse = {id(shard) for shard in inventory.shards}
-    sparse_shapes = {tuple(shard.shape) for shard in inventory.shards}
     moved = touched = 0
-    for optimizer in inventory.optimizers.values():
-        updated = optimizer.updated_variables
-        state = list(optimizer.variables)
+    for optimizer in trainer.inventory.optimizers.values():
+        updated, state, by_rows = optimizer.updated_variables, list(optimizer.variables), set[int]()
         if isinstance(optimizer, KerasOptimizer):
             state += [variable.value for variable in optimizer.keras_optimizer.variables]
+        elif isinstance(optimizer, FusedOptimizer):
+            tables = [(v, state_key(v, n)) for n, v in enumerate(optimizer.all_variables) if is_shard(v)]
+            by_rows = {id(v) for shard, key in tables for v in (shard, *optimizer.slots.get(key, {}).values())}
         ids = {id(variable) for variable in updated}
-        dense = sum(variable_bytes(v) for v in updated if id(v) not in sparse)
-        slots = sum(variable_bytes(v) for v in state if id(v) not in ids and tuple(v.shape) not in sparse_shapes)
+        dense = sum(variable_bytes(v) for v in updated if id(v) not in by_rows)
+        slots = sum(variable_bytes(v) for v in state if id(v) not in ids | by_rows)
         moved += 3 * dense + 2 * slots
         touched += dense + slots
     return float(moved), float(touched)

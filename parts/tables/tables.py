@@ -48,6 +48,9 @@ class Embedding(RowTable):
     Row r is row r // n of shard r % n. Ids follow a power law, and vocabularies have the frequent ones first:
     contiguous shards would send most of the traffic to the first server; here neighbours are on different ones.
 
+    An update moves only the rows that its batch uses, whatever its rule says of a gradient of 0 (one by a Keras
+    optimizer moves those that earlier batches used, too).
+
     Args:
       name: an identifier; the shards are the variables NAME/shard_0, NAME/shard_1, ...
       rows: the number of rows of the table.

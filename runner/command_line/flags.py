@@ -317,7 +317,8 @@ class Flags:
     optimizer: str = _update_flag(
         Text("a name"),
         "adam",
-        "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers.",
+        "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers. Of tables, only rows in use "
+        "move, but by Keras's own; of a Keras Embedding all that its rule moves, but by ftrl.",
         decides=True,
     )
     optimizer_arg: Mapping[str, Any] = _update_flag(
