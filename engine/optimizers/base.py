@@ -39,8 +39,8 @@ Rate = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a schedule
 _PLAIN = (bool, int, float, str, type(None))
 _LARGE = 10**6  # values of a variable, whose update may take longer than the rest of a step
 _MOVES_ALL_ROWS = (
-    "%s moves all rows of %s %s in each update, also those that no example of the batch has, as its paper and Keras do; "
-    "if that takes long, use a crankshaft.Embedding, of which only rows in use move, or adagrad"
+    "%s moves all rows of %s %s in each update, also those that no example of the batch has, as its paper and Keras "
+    "do; if that takes long, use a crankshaft.Embedding, of which only rows in use move, or adagrad"
 )
 _BEGUN_BY_ROWS = (
     "%s moves only the rows of %s that a batch uses, as this run began; a new run moves all, as its paper and Keras do"
@@ -112,8 +112,8 @@ class Optimizer(tf.Module):
     takes_factors_as_rate = False
     # Whether a value's update depends only on that value, its slots and its gradient: then it can be sharded.
     is_elementwise = False
-    # Whether it moves all rows of a layer's variable by a sparse gradient, as by a dense one; `TrainState` sets False for
-    # a run that began by the gradient's rows alone. Keras's rules always do.
+    # Whether it moves all rows of a layer's variable by a sparse gradient, as by a dense one; `TrainState` sets False
+    # for a run that began by the gradient's rows alone. Keras's rules always do.
     moves_all_rows = True
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
     weight_average: WeightAverage | None = None

@@ -157,7 +157,7 @@ class Words(Trainer):
 
 
 def test_a_run_begun_by_rows_alone_goes_on_so(bench, tmp_path, caplog):
-    """Its checkpoints do not say which rows move. A line says it; another one says that all rows of a large one move."""
+    """Its checkpoints do not say which rows move. A line says it; another one that all rows of a large one move."""
     source = np.arange(8), np.ones(8, np.float32)
     made = bench(Words(), source, 2, optimizer="adam", learning_rate=0.1, shuffle=False)
     put_back = made.state.make_restorer()

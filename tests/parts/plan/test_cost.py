@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft import Trainer, mean
+from crankshaft import Embedding, Trainer, mean
 from crankshaft.models import cnn, mlp
 from crankshaft.parts.plan import cost
 from crankshaft.parts.plan.cost import Cost
@@ -76,6 +76,27 @@ def test_bytes_of_a_step_are_those_of_its_products_and_its_update(bench):
 def test_a_keras_optimizers_slots_are_moved_as_the_engines_own(bench):
     found = [cost_of(bench, mlp.Model(), images(), optimizer=name).bytes for name in ("adam", "nadam")]
     assert found[1] == pytest.approx(found[0], abs=200)
+
+
+class Rows(Trainer):
+    """A table, and a layer's embedding of its size."""
+
+    def build_model(self):
+        self.table, self.embedding = Embedding("rows", 50, 20), tf.keras.layers.Embedding(50, 20)
+        return self.embedding
+
+    def forward(self, features, training):
+        return self.table(features, training=training) + self.embedding(features)
+
+    def loss(self, outputs, batch):
+        return mean(outputs[:, 0])
+
+
+def test_an_update_moves_all_rows_of_a_layer_and_of_a_table_only_if_it_is_keras(bench):
+    for name, arrays in (("adam", 1), ("nadam", 2)):
+        made = bench(Rows(), (np.arange(8), np.zeros(8, np.float32)), 8, optimizer=name)
+        moved, _ = cost.update_bytes(made.trainer)  # the gradient is read, and a variable and two slots, and written
+        assert moved == pytest.approx(arrays * 4 * 50 * 20 * (3 + 2 * 2), abs=200)
 
 
 class Recurrent(Trainer):
