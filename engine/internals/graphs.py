@@ -172,6 +172,9 @@ def _caller_input(tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _C
     return scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
 
 
+OWN, EXCHANGED, COMMON = "own", "exchanged", "common"
+
+
 class Assignments:
     """The assignments of a traced step to variables, and what they are computed from.
 
@@ -213,7 +216,13 @@ class Assignments:
         Args:
           by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
-        return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
+        uses = self._uses.get(id(handle), ())
+        return any(self._origin(op.inputs[1:], scope, by_size) == OWN for op, scope in uses)
+
+    def exchanged(self, handle: tf.Tensor) -> bool:
+        """Whether a variable is assigned values summed or gathered across replicas, that depend on none of its own."""
+        uses = self._uses.get(id(handle), ())
+        return any(self._origin(op.inputs[1:], scope, by_size=True) == EXCHANGED for op, scope in uses)
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Whether all assignments to a variable add something independent of its value."""
@@ -263,8 +272,9 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool) -> bool:
-        queue, seen = [(tensor, scope) for tensor in tensors], set()
+    def _origin(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool = False) -> str:
+        """Returns whether values are computed from a replica's OWN, else from what was EXCHANGED, or from neither."""
+        queue, seen, origin = [(tensor, scope) for tensor in tensors], set(), COMMON
         for inner, inner_scope in queue:
             tensor, scope = self._outside(inner, inner_scope)
             if (name := (id(scope), tensor.name)) in seen:
@@ -272,22 +282,23 @@ class Assignments:
             seen.add(name)
             op = tensor.op
             if (scope is self._root and tensor.name in self._batch) or REPLICA_SCOPE in op.name:
-                return True
+                return OWN
             if samples(op):
-                return True
+                return OWN
             if by_size and self._is_size(tensor):
-                return True
+                return OWN
             if _exchanges(op):
+                origin = EXCHANGED
                 continue
             if op.type == "ReadVariableOp":
                 handle = self._handle(op.inputs[0], scope)
                 if handle in self._per_replica:
-                    return True
+                    return OWN
                 for use, use_scope in self._uses.get(handle, ()):
                     if use_scope is not scope or _precedes(use, op):
                         queue += [(value, use_scope) for value in use.inputs[1:]]
             queue += [(value, scope) for value in _value_inputs(tensor)]
-        return False
+        return origin
 
 
 def hidden_by_custom_gradients(results: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> set[str]:

@@ -540,6 +540,12 @@ def check_aggregated(
                 f"of the replica's own examples {_ADD_ENTRIES}), or sum the batch's share by "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
             )
+        if by == SUM and any(assignments.exchanged(copy.handle) for copy in per_replica.components(variable)):
+            raise UsageError(
+                f"{described(variable)}: its aggregation is the sum of what replicas add, and the step adds a value "
+                f"that it has of all {replicas} already, as by all_reduce or in merge_call: it would be added "
+                f"{replicas} times; leave the aggregation out"
+            )
 
 
 # -- What TensorFlow and XLA make of it -------------------------------------------------------------------------------
