@@ -26,7 +26,9 @@ from .trainer import Trainer
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
 # alters bits takes the next number, so that no run continues unnoticed with other bits than it began with. A run whose
 # bits the last changes left as they were keeps the number before (`TrainState.rules`).
-RULES = 11  # 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference
+# 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference; 12: float16's
+# backward pass has one range on any number of replicas and in micro-batches.
+RULES = 12
 
 
 class HookState(TrackableNode):
@@ -226,9 +228,11 @@ class TrainState:
     def rules(self) -> int:
         """The version of the rules that decide this run's bits, see `RULES`."""
         inventory = self.trainer.inventory
-        if any(not keras.takes_training(model) for model in inventory.models):
+        if inventory.loss_scale is not None:
             return RULES
-        return RULES - 1 if inventory.repeats_seeds else RULES - 2
+        if any(not keras.takes_training(model) for model in inventory.models):
+            return RULES - 1
+        return RULES - 2 if inventory.repeats_seeds else RULES - 3
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""

@@ -165,11 +165,10 @@ class Replicated(Strategy):
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids=self.static_shapes or self._devices.on_gpus)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
-        # Replicas differentiate sums of losses, larger than a mean by the number of examples, which float16 would
+        # Replicas differentiate sums of losses, larger than the mean by the number of all examples, which float16 would
         # overflow on.
         if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # a single one takes the mean
-            local_batch = train_feed.order.batch_size / self._batch_shards
-            self._inventory.loss_scale.expect_sums(local_batch / state.trainer.run_context.options.accumulate_steps)
+            self._inventory.loss_scale.expect_sums(train_feed.order.batch_size)
         super().bind(state, train_feed, eval_feed)
 
     def external_feed(self) -> ExternalFeed:
