@@ -227,7 +227,10 @@ class Trainer(Traits, tf.Module):
             with diagnosis.labels_as_numbers(unpacked.labels, self):
                 loss = (self.training_loss if training else self.loss)(outputs, unpacked.counted)
             step_context().losses.append(TracedLoss(owner, outputs, unpacked.counted, loss))
-            losses = as_losses(loss, owner, unpacked.weights, self.run_context.options.debug)
+            options = self.run_context.options
+            losses = as_losses(loss, owner, unpacked.weights, options.debug)
+            if training:
+                diagnosis.warn_of_sums(owner, losses.values(), batch, options.micro_batches)
         if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
@@ -271,8 +274,7 @@ class Trainer(Traits, tf.Module):
 
     def _check_sums(self) -> None:
         """Raises UsageError if what layers add to the loss may not be a sum over examples."""
-        options = self.run_context.options
-        if max(options.accumulate_steps, options.parallel_micro_batches) > 1:
+        if self.run_context.options.micro_batches > 1:
             raise UsageError(
                 f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over a "
                 "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"

@@ -410,6 +410,34 @@ def _captured(tensor: tf.Tensor) -> tf.Tensor:
     return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
 
 
+def sums_over_first_axis(
+    total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float
+) -> Iterator[tuple[tf.Tensor, float]]:
+    """Yields what a scalar is a sum of over the first axis, in its terms that depend on tensors of its graph.
+
+    With each comes the number by which the sum is divided: `divisor`, and constants on the way. A sum that is
+    multiplied or divided by what is known only as the graph runs, such as a batch's shape, is left out.
+    """
+    dependent, queue = _dependents(on), [(total, divisor)]
+    for tensor, divided in queue:
+        op, inputs = tensor.op, [source for source in tensor.op.inputs if source.name in dependent]
+        if not inputs:
+            continue
+        if op.type in {*_IDENTITIES, "Add", "AddN", "AddV2", "Cast", "Neg", "SelectV2", "Sub"}:
+            queue += [(source, divided) for source in inputs]
+        elif op.type in ("DivNoNan", "Mul", "RealDiv") and len(inputs) == 1:
+            (other,) = (source for source in op.inputs if source is not inputs[0])
+            factor = tf.get_static_value(other)
+            if factor is not None and factor.size == 1 and factor.all() and (op.type == "Mul" or other is op.inputs[1]):
+                queue.append((inputs[0], divided / factor.item() if op.type == "Mul" else divided * factor.item()))
+        elif op.type == "L2Loss":
+            yield inputs[0], divided
+        elif op.type == "Sum" and inputs[0].shape.rank:
+            axes = tf.get_static_value(op.inputs[1])
+            if axes is not None and 0 in axes.reshape(-1) % inputs[0].shape.rank:
+                yield inputs[0], divided
+
+
 FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"
 
 

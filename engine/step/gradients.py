@@ -278,7 +278,7 @@ def minimize(
       >>> def train_step(self, batch):  # in a Trainer with two models
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
-    owner = f"{type(trainer).__name__}.train_step"
+    owner, micro_batches = f"{type(trainer).__name__}.train_step", trainer.run_context.options.micro_batches
     for name, optimizer in optimizers.items():
         if not hasattr(optimizer, "trainable"):
             raise UsageError(
@@ -293,12 +293,14 @@ def minimize(
             for metric, pair in ((name, means.pop("loss")), *means.items()):
                 if metric in pairs:
                     raise UsageError(f"{owner}: two metrics have the name {metric!r}; give each its own")
-                pairs[metric] = pair
+                pairs[metric] = as_pair(pair, f"{owner}: {metric!r}")
+                if name in optimizers:
+                    diagnosis.warn_of_sums(f"{owner}: {metric!r}", [pairs[metric]], micro_batch, micro_batches)
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
-        return BatchLosses([as_pair(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs)
+        return BatchLosses([pairs[name] for name in optimizers], lambda: pairs)
 
     variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
@@ -345,8 +347,7 @@ def differentiate(
       replace, see `_assign_next_values`.
     """
     options, reduction, frozen = trainer.run_context.options, trainer.reduction, step_context().frozen
-    parts, alone = options.accumulate_steps * options.parallel_micro_batches, reduction.alone()
-    is_whole = parts == 1
+    is_whole, alone = options.micro_batches == 1, reduction.alone()
     updated = [[variable for variable in group if id(tf_variable(variable)) not in frozen] for group in variables]
     has_frozen = sum(map(len, updated)) < sum(map(len, variables))
 
@@ -374,7 +375,9 @@ def differentiate(
                     pairs[number] = pair = Mean(tf.reduce_sum(pair.total[:, 0] * ratios), pair.count)
                 is_mean = alone and not isinstance(pair, SumOfMeans)
                 terms = [pair] if isinstance(pair, Mean) else [Mean(*tf.unstack(x)) for x in tf.unstack(pair.total)]
-                totals.append([_in_range(total, count, batch, is_mean, parts) for total, count in terms])
+                totals.append(
+                    [_in_range(total, count, batch, is_mean, options.micro_batches) for total, count in terms]
+                )
         gradients: list = []
         rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
@@ -417,7 +420,7 @@ def differentiate(
 
 
 def _in_range(
-    total: tf.Tensor, count: tf.Tensor, batch: Any, is_mean: bool, parts: int
+    total: tf.Tensor, count: tf.Tensor, batch: Any, is_mean: bool, micro_batches: int
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Scales a loss's total for the backward pass; returns it, and the factors that its gradients then lack.
 
@@ -428,13 +431,15 @@ def _in_range(
     Args:
       count: what the loss counts in this micro-batch, such as tokens.
       is_mean: whether to take the mean here, where it is one division (`Gradients`): nothing is summed across replicas.
-      parts: the number of micro-batches.
+      micro_batches: the number of this replica's.
     """
     factors, scaled = [count] if is_mean else [], step_context().scaled(total)
     if is_mean:
         scaled = tf.math.divide_no_nan(scaled, tf.cast(count, scaled.dtype))
     if step_context().start_values.loss_scale is not None:
-        rest = tf.constant(float(parts)) if is_mean else tf.cast(count, tf.float32) / batches.num_examples(batch)
+        rest = (
+            tf.constant(float(micro_batches)) if is_mean else tf.cast(count, tf.float32) / batches.num_examples(batch)
+        )
         # Of a number that is sqrt(2) times as large, without the fraction of the mantissa; 1 for nothing.
         exponent = tf.bitwise.bitwise_and(tf.bitcast(rest * 2**0.5, tf.int32), 0x7F800000)
         power = tf.where(rest > 0, tf.bitcast(exponent, tf.float32), 1.0)

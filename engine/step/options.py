@@ -106,6 +106,11 @@ class StepOptions:
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of a replica's batch."""
+        return self.accumulate_steps * self.parallel_micro_batches
+
+    @property
     def may_skip(self) -> bool:
         """Whether a step whose gradients are not finite is skipped: float16's overflow now and then."""
         return self.precision == "float16" or self.on_nonfinite == "skip"
