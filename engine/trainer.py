@@ -222,8 +222,8 @@ class Trainer(Traits, tf.Module):
         unpacked = batches.unpack(batch)
         outputs = self.forward(unpacked.features, training)
         outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
-        if (losses := self._model_losses(outputs, batch)) is None:
-            owner = f"{type(self).__name__}.loss"
+        owner = f"{type(self).__name__}.loss"
+        if is_written := (losses := self._model_losses(outputs, batch)) is None:
             with diagnosis.labels_as_numbers(unpacked.labels, self):
                 loss = (self.training_loss if training else self.loss)(outputs, unpacked.counted)
             step_context().losses.append(TracedLoss(owner, outputs, unpacked.counted, loss))
@@ -232,6 +232,9 @@ class Trainer(Traits, tf.Module):
             if training:
                 diagnosis.warn_of_sums(owner, losses.values(), batch, options.micro_batches)
         if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
+            if is_written and training:
+                added = keras.own_losses(self.inventory.layers_without_averages)
+                diagnosis.warn_of_penalties_twice(owner, losses["loss"].total, added)
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
         return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, unpacked), outputs)

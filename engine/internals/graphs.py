@@ -410,6 +410,20 @@ def _captured(tensor: tf.Tensor) -> tf.Tensor:
     return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
 
 
+def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
+    """Returns whether a tensor is computed from a scalar that a function made in its graph, by the function's name."""
+    queue, seen = [tensor.op], set()
+    for op in queue:
+        if op.name in seen or not op.inputs:
+            continue
+        seen.add(op.name)
+        is_scalar = any(output.shape.rank == 0 for output in op.outputs)
+        if is_scalar and any(frame.name == function and frame.filename == file for frame in op.traceback):
+            return True
+        queue += [source.op for source in op.inputs]
+    return False
+
+
 def sums_over_first_axis(
     total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float
 ) -> Iterator[tuple[tf.Tensor, float]]:

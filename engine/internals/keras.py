@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import random
 import re
 import threading
@@ -416,6 +417,15 @@ def affected_layers(layers: Iterable[tf.keras.layers.Layer], trained: Sequence) 
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns the scalars that layers added to the loss in the last traced forward pass, e.g. by `add_loss`."""
     return list({id(loss): loss for layer in all_layers_in(layers) for loss in added_losses(layer)}.values())
+
+
+def reads_losses(total: tf.Tensor, added: Sequence[tf.Tensor] = ()) -> bool:
+    """Returns whether a tensor is computed from a layer's `losses`.
+
+    These are what it `added`, and its regularizers', which are new tensors at each read.
+    """
+    is_read = graphs.computed_in(total, "losses", inspect.getfile(tf.keras.layers.Layer))
+    return is_read or graphs.dependence(total, added) != graphs.FREE
 
 
 def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:

@@ -17,8 +17,9 @@ from .. import logging
 from ..data.arrays import Mapped
 from ..data.form import named_arrays
 from ..errors import UsageError
+from ..internals import keras
 from ..internals.graphs import hidden_by_custom_gradients, sums_over_first_axis
-from ..internals.variables import variable_path
+from ..internals.variables import tf_variable, variable_path
 from ..metrics.pairs import Mean, Outside, Pair
 from .context import step_context
 
@@ -34,11 +35,34 @@ _ROUNDED = (
     "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
     "offset, divide them, or look them up as ids"
 )
+_PENALTIES_TWICE = (
+    "%s: it adds what layers' `losses` have (regularizers, add_loss), which training adds by itself, so they count "
+    "twice; leave them out"
+)
+_PENALTIES_LEFT_OUT = (
+    "%s: the regularizer of %s is not minimized, since the loss that minimize gets has to add it; add "
+    "tf.add_n(self.model.losses) to each example's loss, or make the layer without a regularizer"
+)
 _SUM_OF_EXAMPLES = (
     "%s: its count is always %g, and its total a sum over the examples of a share of the batch, of which there are %d; "
     "totals are divided by the sum of all counts, so this is not what one device computes of the whole batch; return "
     "crankshaft.Mean(sum, number of examples), times global_batch_size if the sum itself is meant"
 )
+
+
+def warn_of_penalties_twice(owner: str, total: tf.Tensor, added: Sequence[tf.Tensor]) -> None:
+    """Warns of a loss that has what training adds to it, of layers' regularizers and `added` losses."""
+    if tf.is_symbolic_tensor(total) and keras.reads_losses(total, added):
+        logging.warning_once(_PENALTIES_TWICE, owner)
+
+
+def warn_of_penalties_left_out(owner: str, total: tf.Tensor, variables: Sequence) -> None:
+    """Warns of a loss without the regularizers of the variables by which it is differentiated."""
+    frozen = step_context().frozen
+    updated = [variable for variable in variables if id(tf_variable(variable)) not in frozen]
+    regularized = [variable for variable in updated if getattr(variable, "regularizer", None) is not None]
+    if regularized and tf.is_symbolic_tensor(total) and not keras.reads_losses(total):
+        logging.warning_once(_PENALTIES_LEFT_OUT, owner, variable_path(regularized[0]))
 
 
 def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: int) -> None:

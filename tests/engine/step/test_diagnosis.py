@@ -9,6 +9,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Mean, Trainer, mean, minimize
 from crankshaft.engine.hooks import numerics
+from crankshaft.engine.logging import warning_once
 from crankshaft.engine.metrics.means import root_mean_square
 from crankshaft.engine.step.diagnosis import warn_of_sums
 from crankshaft.models.transformer_lm import Model
@@ -319,3 +320,55 @@ def test_a_trainer_that_sums_over_its_share_is_named_only_if_there_are_several(b
     owner = "Summing.train_step: 'all'" if minimizes else "Summing.loss"
     assert caplog.text.count(f"{owner}: its count is always 1, and its total a sum over") == 1
     assert ("seen" in values) == minimizes
+
+
+class Regularized(Line):
+    """A layer with a regularizer, or an activity regularizer, whose losses the loss may add."""
+
+    def __init__(self, adds, minimizes=False, kind="kernel", trained=True):
+        super().__init__()
+        self.adds, self.minimizes, self.kind, self.trained = adds, minimizes, kind, trained
+
+    def build_model(self):
+        layers = tf.keras.layers
+        penalized = layers.Dense(2, **{f"{self.kind}_regularizer": "l2"})
+        penalized.trainable = self.trained
+        return tf.keras.Sequential([penalized, layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0] + (tf.add_n(self.model.losses) if self.adds else 0.0))
+
+    def losses(self, batch):
+        return {"loss": self.loss(self.model(batch[0], training=True), batch)}
+
+    def train_step(self, batch):
+        if self.minimizes:
+            return minimize(self, batch, self.losses, {"loss": self.optimizer})
+        return super().train_step(batch)
+
+
+TWICE, LEFT_OUT = (
+    "so they count twice; leave them out",
+    "/kernel is not minimized, since the loss that minimize gets has",
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"adds": False}, None),
+        ({"adds": True}, TWICE),
+        ({"adds": True, "kind": "activity"}, TWICE),
+        ({"adds": True, "minimizes": True}, None),
+        ({"adds": False, "minimizes": True}, LEFT_OUT),
+        ({"adds": False, "minimizes": True, "trained": False}, None),
+    ],
+)
+def test_regularizers_that_count_twice_or_not_at_all_are_named(bench, caplog, how, says):
+    """Of two micro-batches, whose loss is in a loop."""
+    source = np.ones([16, 3], np.float32), np.zeros([16, 1], np.float32)
+    warning_once.cache_clear()
+    bench(Regularized(**how), source, 8, optimizer="sgd", accumulate_steps=2).train(1)
+    said = [line for line in (TWICE, LEFT_OUT) if line in caplog.text]
+    assert said == [line for line in [says] if line]
+    assert sum(map(caplog.text.count, said)) == len(said)
