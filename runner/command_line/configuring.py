@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Collection, Mapping
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def configure(
       discovery: `parts.clusters.discovery`, if the process may have other tasks.
       to_trainer: makes a Trainer of the compiled Keras model that --model=FILE may have; see `launch.program`.
     """
-    effective = {**vars(Flags()), **given}
+    effective = {**vars(Flags()), **_precision_of_policy(given, trainer_class), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
     if remote:
         effective["run_dir"] = remote.folder
@@ -96,6 +97,32 @@ def configure(
         set_by_data=frozenset(set_by_data),
         to_trainer=to_trainer,
     )
+
+
+def _precision_of_policy(given: Mapping[str, Any], trainer_class: type | None) -> dict[str, str]:
+    """Returns the precision that Keras's global policy names, if the program has set one. Raises `UsageError`.
+
+    It is a default: a run that is read has its own. A compiled model's layers have their policies already.
+    """
+    if not {"keras", "tensorflow"} <= sys.modules.keys() or getattr(trainer_class, "default_policy", None) is not None:
+        return {}
+    from ...engine.internals.keras import default_policy  # slow, unless the program has imported Keras
+
+    precision = (policy := default_policy().name).removeprefix("mixed_")
+    if policy not in ("mixed_bfloat16", "mixed_float16"):
+        if policy != "float32":
+            logging.warning(
+                "Keras's policy %s is not used: a Trainer's layers compute by precision; set mixed_bfloat16 or "
+                "mixed_float16, or leave it out",
+                policy,
+            )
+        return {}
+    if given.get("precision", precision) != precision:
+        raise UsageError(
+            f"precision={given['precision']} is given, and the program has set Keras's policy {policy}; leave one of "
+            "them out"
+        )
+    return {"precision": precision}
 
 
 def _check_names(effective: Mapping[str, Any], trainer_class: type | None, has_data: bool) -> None:

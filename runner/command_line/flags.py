@@ -366,7 +366,8 @@ class Flags:
     precision: str = _update_flag(
         OneOf(PRECISIONS),
         "float32",
-        "Data type that layers compute in (float16: with dynamic loss scaling).",
+        "Data type that layers compute in (float16: with dynamic loss scaling). Default: Keras's mixed policy, if the "
+        "program has set one.",
         decides=True,
     )
     on_nonfinite: str = _update_flag(

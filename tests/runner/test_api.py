@@ -353,6 +353,30 @@ def test_nothing_of_a_run_is_left():
     assert np.isnan(tf.math.log(-1.0))  # numerics are not checked any more
 
 
+def test_keras_global_policy_is_the_precision_unless_both_are_set_and_differ(tmp_path, caplog, request):
+    """A run that is read has its own."""
+    request.addfinalizer(lambda: tf.keras.config.set_dtype_policy("float32"))
+    how = {"data": data, "train_steps": 2, **QUIET}
+    run(Plane, **how, run_dir=tmp_path)
+    tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    for given in ({}, {"precision": "bfloat16"}):
+        done = run(Plane, **how, **given)
+        assert done.result["precision"] == done.model.layers[-1].compute_dtype == "bfloat16"
+    assert tf.keras.config.dtype_policy().name == "mixed_bfloat16"
+    with pytest.raises(
+        UsageError, match=r"precision=float32 is given, and the program has set .* mixed_bfloat16; leave"
+    ):
+        run(Plane, **how, precision="float32")
+    with pytest.raises(UsageError, match="precision"):
+        run(Plane, **{**how, "train_steps": 3}, run_dir=tmp_path)
+    assert run(Plane, data=data, mode="eval", run_dir=tmp_path, progress="off").result["precision"] == "float32"
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    assert run(Plane, **how).trainer.loss_scale is not None
+    tf.keras.mixed_precision.set_global_policy("float64")
+    assert run(Plane, **how).model.layers[-1].compute_dtype == "float32"
+    assert "Keras's policy float64 is not used" in caplog.text
+
+
 def test_main_forgets_an_earlier_command_line(inside, tmp_path):
     asked = ("--train_steps=2", "--jit=off")
     inside(*asked, "--optimizer=sgd", "--learning_rate=0.5", "--clip_norm=1", trainer=Plane, data=data).ok()
