@@ -101,8 +101,8 @@ def test_each_form_has_the_same_examples_weights_and_views(form):
     assert_same(all_of(entered), (X, Y, W))
     for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
         np.testing.assert_array_equal(found, wanted[:7])
-    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
-    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [0.5, 1.0, 3.0]).astype(np.float32))
+    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 2e-8, 2: 1 / 227429}))[0].train
+    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [2e-8, 1.0, 1 / 227429]).astype(np.float32))
     again = user_data.split("train", weighed)
     assert again.element_spec == weighed.element_spec
 
