@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -183,9 +184,7 @@ class OwnSteps:
 
     def _warn_of_local_batches(self, graph: tf.Graph) -> None:
         """Warns if the step relates a batch's examples to each other: it gets those of a local batch alone."""
-        shapes = [op.outputs[0].shape for op in graphs.operations(graph) if op.type == "MatMul"]
-        # The number of examples is unknown in this trace: two unknown axes are a row and a column for each example.
-        has_pairs = any(shape.rank == 2 and shape.as_list() == [None, None] for shape in shapes)
+        has_pairs = any(map(_compares_examples, graphs.operations(graph)))
         causes = ["products of examples with examples"] if has_pairs else []
         layers = (x for x in keras.layers_in(self._model) if isinstance(x, tf.keras.layers.BatchNormalization))
         causes += ["batch normalization"] if any(not (x.synchronized or not x.trainable) for x in layers) else []
@@ -394,6 +393,18 @@ def _number(value, owner: str) -> tf.Tensor:
     if number.shape.rank != 0:
         raise UsageError(f"{owner} has the shape {number.shape}; return one number, such as its mean")
     return number
+
+
+def _compares_examples(op: tf.Operation) -> bool:
+    """Returns whether an op multiplies examples with examples, in a graph of batches of any size."""
+    if op.type == "Einsum":
+        equation = op.get_attr("equation").decode()
+        *inputs, output = (set(re.findall(r"\.\.\.|\w", axes)) for axes in re.split(",|->", equation))
+        is_product = not any(output <= axes for axes in inputs)
+    else:
+        is_product = op.type == "MatMul"
+    # The number of examples is unknown: two unknown axes are a row and a column for each.
+    return is_product and op.outputs[0].shape.rank == 2 and op.outputs[0].shape.as_list() == [None, None]
 
 
 def _from(computation: graphs.Computation, places: Sequence[int], *state: tf.Tensor) -> tf.Tensor:

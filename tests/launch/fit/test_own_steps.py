@@ -492,25 +492,33 @@ def test_steps_may_take_data_of_two_forms_and_a_loss_may_have_a_network(tmp_path
 
 
 class Contrasting(keras.Sequential):
+    def products(self, outputs):
+        return keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+
     def train_step(self, data):
         with tf.GradientTape() as tape:
             outputs = self(data)
-            pairs = keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+            pairs = self.products(outputs)
             loss = keras.ops.mean(keras.ops.logsumexp(pairs, 1))
         self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
         return {"loss": loss}
 
 
-@pytest.mark.parametrize(("how", "has_pairs"), [({}, False), (ON_TWO, True)])
-def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, has_pairs, caplog):
+class ByEinsum(Contrasting):
+    def products(self, outputs):
+        return keras.ops.einsum("ae, be -> ab", outputs, outputs)
+
+
+@pytest.mark.parametrize(("how", "kind"), [({}, Contrasting), (ON_TWO, Contrasting), (ON_TWO, ByEinsum)])
+def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, kind, caplog):
     def contrasting():
-        made = Contrasting([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        made = kind([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
         made.compile("sgd")
         return made
 
     fit(contrasting, X, **how, **HOW)
-    line = "Contrasting.train_step has products of examples with examples and batch normalization, which on several"
-    assert (line in caplog.text) == has_pairs
+    line = f"{kind.__name__}.train_step has products of examples with examples and batch normalization, which on"
+    assert (line in caplog.text) == bool(how)
 
 
 SCRIPT = """
