@@ -5,6 +5,7 @@ A second `fit` of a model uses the compiled steps of the first, and samples othe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -755,6 +756,18 @@ def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replica
     if replicas == 1:
         assert runs[0].evaluate() == runs[1].evaluate()  # each of the model as it is now
         assert int(kept.optimizer.iterations) == 4 * epochs
+
+
+def test_a_fit_within_a_strategys_scope_is_one_outside_of_it():
+    data = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).batch(10)
+    strategy, losses = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]), []
+    for scope in (strategy.scope, contextlib.nullcontext):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = new_model(keras.layers.Dense(8, "relu"))
+        with scope():
+            losses.append(crankshaft.fit(model, data, epochs=2, verbose=0).history.history)
+    assert losses[0] == losses[1]
 
 
 def test_a_fit_compiles_nothing_for_another_number_of_examples(traces):
