@@ -337,8 +337,9 @@ class OwnSteps:
                 _, metric, key = found
                 results[name] = _Result([metric], self._sums[metric].kind(functools.partial(_at, key)))
                 continue
+            number = _number(value, f"{owner}: {name!r}")
             try:
-                computation = graphs.computation(_number(value, f"{owner}: {name!r}"), handles)
+                computation = graphs.computation(number, handles)
             except UsageError as error:
                 names = ", ".join(sorted({metric.name for _, metric, _ in noted}))
                 raise UsageError(

@@ -233,6 +233,11 @@ def resets(model, x, y):
     return {"mean": model.mean.result()}
 
 
+def rows_beside_a_metric(model, x, y):
+    model.mean.update_state(update(model, x, y))
+    return {"rows": y[:, 0], "mean": model.mean.result()}
+
+
 def in_a_branch(model, x, y):
     loss = update(model, x, y)
     tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
@@ -267,6 +272,11 @@ REFUSED = {
     "if": (lambda: other(decides), {}, "train_step can't be compiled.*functions of tensors"),
     "list": (lambda: other(lambda model, x, y: [update(model, x, y)]), {}, "returned a list; return numbers by name"),
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
+    "rows beside a metric": (
+        lambda: with_metrics(rows_beside_a_metric),
+        {},
+        "^Other.train_step: 'rows' has the shape .*; return one number",
+    ),
     "product of results": (
         lambda: with_metrics(of_results),
         {},
