@@ -157,9 +157,10 @@ class OwnSteps:
 
     def _trace(self, method: str, apply: Callable[..., None]) -> None:
         """Traces a step on each replica, and forgets the trace."""
-        context, example = self._trainer.run_context, self._trainer.run_context.example
+        context = self._trainer.run_context
+        example, size = context.example, context.replica_batch_size
         if method == "test_step" and context.eval_example is not None:
-            example = context.eval_example
+            example, size = context.eval_example, context.eval_replica_batch_size
         specs = form.values(form.element_spec(example))
         strategy, zero = tf.distribute.get_strategy(), tf.constant(0, tf.int64)
 
@@ -178,7 +179,7 @@ class OwnSteps:
             arguments = arguments if isinstance(specs, tuple) else (arguments,)
             return tf.function(trace, autograph=False).get_concrete_function(*arguments)
 
-        traced_step = keras.traced_for_some_size(traced)
+        traced_step = keras.traced_for_some_size(traced, size)
         if method == "train_step" and strategy.num_replicas_in_sync > 1:
             self._warn_of_local_batches(traced_step.graph)
 

@@ -436,6 +436,29 @@ def test_a_step_may_compute_with_the_size_of_its_batch(how):
         np.testing.assert_allclose(run.predict(X[:17]), theirs(X[:17]), rtol=1e-4, atol=1e-6)
 
 
+class Noisy(Sized):
+    """Computes with noise for a constant number of examples beside the size of its batch."""
+
+    def call(self, x):
+        return super().call(x) + 0.1 * tf.random.stateless_normal([12, 2], [1, 2])
+
+
+def test_a_step_may_compute_with_a_constant_size_of_its_batch():
+    def noisy():
+        keras.utils.set_random_seed(1)
+        made = Noisy([keras.layers.Dense(2)])
+        made.compile("sgd")
+        made.build([12, 6])
+        return made
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+    theirs = noisy()
+    theirs.fit(data, epochs=2, verbose=0)
+    run = fit(noisy(), data, epochs=2, verbose=0)
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
+
+
 class Judge(keras.losses.Loss):
     """Compares features of a network of its own."""
 
