@@ -113,7 +113,7 @@ def fit(
       initial_epoch: the number of the first epoch.
       steps_per_epoch: steps from one `on_epoch_end` to the next, fewer where the data ends; None is all of the data.
       validation_steps: batches per evaluation; None is all.
-      validation_batch_size: batch size of evaluations; None is `batch_size`.
+      validation_batch_size: batch size of evaluations of data that does not come in batches; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, in addition to the callbacks.
       **flags: flags of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.

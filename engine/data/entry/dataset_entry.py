@@ -57,6 +57,8 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
             dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
             dataset = _unbatch(name, dataset)
     elif is_batched:
+        if rules.keeps_batch_size:
+            batch_examples, _ = given_batches or _batch_size(name, dataset, takes_any=True)
         dataset = examples_as_tensors(dataset.unbatch())
         notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     for path in pipelines.files_written(dataset):

@@ -436,6 +436,37 @@ def test_a_step_may_compute_with_the_size_of_its_batch(how):
         np.testing.assert_allclose(run.predict(X[:17]), theirs(X[:17]), rtol=1e-4, atol=1e-6)
 
 
+class Counting(keras.Sequential):
+    """Shows the size of the batches that its steps are given."""
+
+    def test_step(self, data):
+        return {"size": keras.ops.cast(keras.ops.shape(data[0])[0], "float32")}
+
+    def predict_step(self, data):
+        return 0.0 * self(data) + keras.ops.cast(keras.ops.shape(data)[0], "float32")
+
+
+@pytest.mark.parametrize(("how", "replicas"), [({}, 1), (ON_TWO, 2)], ids=["one device", "two replicas"])
+def test_data_to_evaluate_is_computed_in_its_own_batches(how, replicas):
+    def counting():
+        made = Counting([keras.Input([6]), keras.layers.Dense(2)])
+        made.compile("sgd", "mse")
+        return made
+
+    def batches(examples, size):
+        return tf.data.Dataset.from_tensor_slices((X[:examples], Y[:examples])).batch(size)
+
+    run = fit(counting, lambda: batches(12, 4), validation_data=lambda: batches(16, 8), verbose=0, **how)
+    assert run.history.history["val_size"] == [8 / replicas]
+    assert [run.evaluate(data)["size"] for data in (None, batches(12, 6), batches(12, 1), (X[:12], Y[:12]))] == [
+        8 / replicas,
+        6 / replicas,
+        1,  # of which one replica has none
+        4 / replicas,
+    ]
+    assert np.all(run.predict(batches(12, 6)) == 6 / replicas)
+
+
 class Noisy(Sized):
     """Computes with noise for a constant number of examples beside the size of its batch."""
 
