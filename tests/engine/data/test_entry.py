@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import keras
 import numpy as np
 import pytest
@@ -375,6 +377,12 @@ def batches_or_examples():
     return tiled.map(lambda x, y: (x[:, 0], y[:, 0]))
 
 
+def saved_batches():
+    with tempfile.TemporaryDirectory() as folder:
+        dataset(X, Y).batch(4).save(folder)
+        return tf.data.Dataset.load(folder)
+
+
 def arrays_of_a_generator():
     return tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
 
@@ -421,6 +429,7 @@ MISTAKES = [
         lambda: Data(batches_or_examples()),
         "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",
     ),
+    (lambda: Data(saved_batches()), "elements have a first axis of any length in each component, as many examples or one"),
     (lambda: Data(arrays_of_a_generator()), "elements have a first axis of 8 in each component, 8 examples or one"),
 ]
 
