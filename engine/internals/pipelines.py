@@ -254,6 +254,12 @@ def stateful(dataset: tf.data.Dataset) -> str:
     return ""
 
 
+def served(dataset: tf.data.Dataset) -> str:
+    """Returns why there is no position in a pipeline of TensorFlow's data service; "" for others."""
+    is_served = any("DataService" in type(part).__name__ for part in _all(dataset))
+    return "TensorFlow's data service keeps none" if is_served else ""
+
+
 def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the sources from which a pipeline takes a different part at each reading: shuffled, then cut."""
     parts = [part for part in _all(dataset) if isinstance(part, _PARTS)]

@@ -1,4 +1,4 @@
-"""Reads an epoch of a stream again in the same order, if the stream shuffles and its position can't be saved.
+"""Reads an epoch of a stream again, if its position can't be saved: in the same order, or finds that it is another.
 
 Parts of it run in the stream's pipeline.
 """
@@ -26,6 +26,7 @@ class ReplayPosition(NamedTuple):
       shuffles: identifies the stream's shuffles, plain JSON.
       seeds: the shuffles' state at the epoch's beginning; b"" if unknown.
       first_batch: for each component of the epoch's first batch, its checksum and whether its examples differ; or None.
+        Of a stream without epochs, of the batch that it began with.
     """
 
     shuffles: Any
@@ -50,10 +51,10 @@ class Replay:
 
     Each reading of a `Dataset.shuffle` takes the next seeds of a generator that all its readings share. The state of
     any iterator over the shuffle includes how many seeds the generator has given, and restoring it sets the generator.
-    `unread` is an iterator over the shuffles, from which nothing is read.
+    `unread` is an iterator over the shuffles, from which nothing is read; None without shuffles.
     """
 
-    def __init__(self, unread: tf.data.Iterator, shuffles: Any):
+    def __init__(self, unread: tf.data.Iterator | None, shuffles: Any):
         self._unread, self._shuffles = unread, shuffles
         self._is_large = False
         self._before = self._state()
@@ -123,7 +124,7 @@ class Replay:
         return batches.enumerate().map(noted)
 
     def _state(self) -> bytes:
-        if self._is_large:
+        if self._unread is None or self._is_large:
             return b""
         try:
             state = iterator_state(self._unread, ignores_functions=True)
