@@ -248,8 +248,8 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
     if is_batch is None and (size or pipelines.has_opaque_source(dataset)):
         length, examples = (size, size) if size else ("any length", "as many")
         raise UsageError(
-            f"the {name} dataset's elements have a first axis of {length} in each component, {examples} examples or one: "
-            "its operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one "
+            f"the {name} dataset's elements have a first axis of {length} in each component, {examples} examples or "
+            "one: its operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one "
             "example, with batch(1)"
         )
     return is_batch is not False

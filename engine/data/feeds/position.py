@@ -40,7 +40,7 @@ class Position(TrackableNode):
         if self._feed is None:
             return
         outside_scopes(self._make_variables)  # `fit` may be called within a strategy's scope
-        self._feed.saved_states, self._feed.exchange = self._saved_states, processes.exchange
+        self._feed.saved_states, self._feed.processes = self._saved_states, processes
 
     def _make_variables(self) -> None:
         with tf.device("CPU:0"):

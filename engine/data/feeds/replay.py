@@ -87,13 +87,13 @@ class Replay:
     def agrees(self, epoch: int, position: ReplayPosition) -> bool:
         """Returns whether an epoch that was read again has its examples in the order of the position.
 
-        Its first batch is the same, or a component of it that differs by example, such as labels, where others have
-        changed at random.
+        Its first batch is the same, but for what has changed at random.
         """
-        first, before = self._first_batches.get(epoch, []), position.first_batch
-        return before in (None, first) or any(
-            one == other and one[1] for one, other in zip(before, first, strict=False)
-        )
+        return position.first_batch is None or alike(self.first_batch(epoch), position.first_batch)
+
+    def first_batch(self, epoch: int) -> list[list[int]]:
+        """Returns the digest of an epoch's first batch; empty if it has not been read."""
+        return self._first_batches.get(epoch, [])
 
     def note_epoch(self, epoch: tf.Tensor) -> tf.Tensor:
         """Notes the seeds at the beginning of an epoch, and returns its number. In the pipeline."""
@@ -132,6 +132,11 @@ class Replay:
             return b""
         self._is_large = len(state) > _MOST_SEED_BYTES
         return state
+
+
+def alike(one: list[list[int]], other: list[list[int]]) -> bool:
+    """Returns whether digests are of one batch, or a component that differs by example, such as labels, is the same."""
+    return one == other or any(a == b and a[1] for a, b in zip(one, other, strict=False))
 
 
 def _checksum(values: np.ndarray) -> list[int]:

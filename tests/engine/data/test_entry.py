@@ -429,7 +429,7 @@ MISTAKES = [
         lambda: Data(batches_or_examples()),
         "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",
     ),
-    (lambda: Data(saved_batches()), "elements have a first axis of any length in each component, as many examples or one"),
+    (lambda: Data(saved_batches()), "elements have a first axis of any length in each component, as many examples"),
     (lambda: Data(arrays_of_a_generator()), "elements have a first axis of 8 in each component, 8 examples or one"),
 ]
 

@@ -303,6 +303,31 @@ def test_steps_without_epochs_go_on_with_what_comes_next_unless_the_same_comes_a
     assert len(lines) == is_live
 
 
+class Pair(Processes):
+    """This process and another, which has sent what `answer` makes of this one's value."""
+
+    host_names = ("worker 0", "worker 1")
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def exchange(self, value=None):
+        return [value, self.answer(value)]
+
+
+def test_workers_that_read_all_of_a_stream_compare_the_batch_that_they_begin_with(bench):
+    """Also where no iterator can be opened to look: its state can't be saved."""
+    made = bench(Recorder(), stateful(EXAMPLES), BATCH, shuffle=False)
+    feed = made.strategy.training.feed
+    feed.processes = Pair(lambda first: [[checksum + 1, varies] for checksum, varies in first or []])
+    with pytest.raises(UsageError, match=r"data at worker 1 differs from worker 0's.*consumer_index"):
+        made.train(2)
+    made = bench(Recorder(), stateful(EXAMPLES), BATCH, shuffle=False)
+    made.strategy.training.feed.processes = Pair(lambda first: first)
+    made.train(16)
+    assert_each_once(made, EXAMPLES, BATCH)
+
+
 def sampled(seed):
     parts = [dataset(EXAMPLES), dataset(EXAMPLES).shuffle(9, seed=seed, reshuffle_each_iteration=False)]
     return tf.data.Dataset.sample_from_datasets(parts, [0.5, 0.5], seed=seed, stop_on_empty_dataset=True).take(EXAMPLES)
