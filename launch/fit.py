@@ -113,7 +113,7 @@ def fit(
       initial_epoch: the number of the first epoch.
       steps_per_epoch: steps from one `on_epoch_end` to the next, fewer where the data ends; None is all of the data.
       validation_steps: batches per evaluation; None is all.
-      validation_batch_size: batch size of evaluations; None is `batch_size`.
+      validation_batch_size: batch size of evaluations of data that does not come in batches; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, in addition to the callbacks.
       **flags: flags of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
@@ -271,6 +271,13 @@ def _train_split(arguments: Arguments) -> Source | Stream:
     flags = arguments.flags
     by_batch = flags.get("strategy") not in ("parameter_server", "tpu") and flags.get("accumulate_steps") in (None, 1)
     by_batch = by_batch and flags.get("auto_shard_policy") not in ("file", "off")  # a part for each worker
+    dataset = tf.keras.utils.PyDataset
+    if isinstance(arguments.x, dataset) and type(arguments.x).on_epoch_end is not dataset.on_epoch_end:
+        logging.warning_once(
+            "Keras's fit calls on_epoch_end of a PyDataset once more, before its first epoch, and this fit not; for "
+            "Keras's batches call it in %s.__init__",
+            type(arguments.x).__name__,
+        )
     rules = dataclasses.replace(_RULES, is_even=True, by_batch=by_batch, ends=arguments.steps_per_epoch is None)
     return user_data.split("x", data, rules)
 

@@ -115,7 +115,7 @@ class DatasetStream(Stream):
         return self.dataset
 
     def shard_files(self, workers: int, worker: int) -> Stream | None:
-        if not self.divides:
+        if not self.divides or pipelines.served(self.dataset):  # TensorFlow logs 70 lines for a service
             return None
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
@@ -390,6 +390,11 @@ def _given_part(stream: Stream, processes, saved_counts: Mapping[str, Any], watc
             f"part is not enough; give each the whole dataset, without {_OFF}"
         )
     is_endless, counts = isinstance(stream, Endless), saved_counts.get("counts", ())
+    if stream.length == tf.data.UNKNOWN_CARDINALITY and stream.dataset is not None and pipelines.served(stream.dataset):
+        raise UsageError(
+            "workers share a job of TensorFlow's data service (job_name), and what each gets can't be counted, nor "
+            "made equal; repeat the data before distribute (`ids.repeat()`), and give train_steps"
+        )
     if saved_counts.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
         counts = processes.exchange(stream.length if is_endless else count(stream, watch))
     return StreamPart(stream, tuple(counts), processes.host, is_given=True)

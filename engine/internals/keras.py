@@ -139,18 +139,17 @@ def predicting() -> Iterator[None]:
         _predicts.reset(token)
 
 
-def traced_for_some_size(trace: Callable[[int | None], Any]) -> Any:
-    """Traces for batches of any size, or if that fails of 2: a step's may be known, and `squeeze` then has a rank.
+def traced_for_some_size(trace: Callable[[int | None], Any], size: int) -> Any:
+    """Traces for batches of any size, or if that fails of 2, or of a replica's: a step's may be known, or constant.
 
     Args:
       trace: traces for a size, or for any with None.
+      size: the number of examples of a replica's batch.
     """
-    try:
-        return trace(None)
-    except Exception:  # of any class
-        with contextlib.suppress(Exception):
-            return trace(2)
-        raise
+    for any_size in (None, 2):
+        with contextlib.suppress(Exception):  # of any class
+            return trace(any_size)
+    return trace(size)
 
 
 def has_call(model: tf.keras.layers.Layer) -> bool:

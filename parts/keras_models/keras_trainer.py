@@ -404,7 +404,7 @@ class KerasTrainer(Trainer):
             specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
             return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
 
-        specs, outputs = keras.traced_for_some_size(traced)
+        specs, outputs = keras.traced_for_some_size(traced, self.run_context.replica_batch_size)
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`

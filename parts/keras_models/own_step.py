@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -156,9 +157,10 @@ class OwnSteps:
 
     def _trace(self, method: str, apply: Callable[..., None]) -> None:
         """Traces a step on each replica, and forgets the trace."""
-        context, example = self._trainer.run_context, self._trainer.run_context.example
+        context = self._trainer.run_context
+        example, size = context.example, context.replica_batch_size
         if method == "test_step" and context.eval_example is not None:
-            example = context.eval_example
+            example, size = context.eval_example, context.eval_replica_batch_size
         specs = form.values(form.element_spec(example))
         strategy, zero = tf.distribute.get_strategy(), tf.constant(0, tf.int64)
 
@@ -177,15 +179,13 @@ class OwnSteps:
             arguments = arguments if isinstance(specs, tuple) else (arguments,)
             return tf.function(trace, autograph=False).get_concrete_function(*arguments)
 
-        traced_step = keras.traced_for_some_size(traced)
+        traced_step = keras.traced_for_some_size(traced, size)
         if method == "train_step" and strategy.num_replicas_in_sync > 1:
             self._warn_of_local_batches(traced_step.graph)
 
     def _warn_of_local_batches(self, graph: tf.Graph) -> None:
         """Warns if the step relates a batch's examples to each other: it gets those of a local batch alone."""
-        shapes = [op.outputs[0].shape for op in graphs.operations(graph) if op.type == "MatMul"]
-        # The number of examples is unknown in this trace: two unknown axes are a row and a column for each example.
-        has_pairs = any(shape.rank == 2 and shape.as_list() == [None, None] for shape in shapes)
+        has_pairs = any(map(_compares_examples, graphs.operations(graph)))
         causes = ["products of examples with examples"] if has_pairs else []
         layers = (x for x in keras.layers_in(self._model) if isinstance(x, tf.keras.layers.BatchNormalization))
         causes += ["batch normalization"] if any(not (x.synchronized or not x.trainable) for x in layers) else []
@@ -338,8 +338,9 @@ class OwnSteps:
                 _, metric, key = found
                 results[name] = _Result([metric], self._sums[metric].kind(functools.partial(_at, key)))
                 continue
+            number = _number(value, f"{owner}: {name!r}")
             try:
-                computation = graphs.computation(_number(value, f"{owner}: {name!r}"), handles)
+                computation = graphs.computation(number, handles)
             except UsageError as error:
                 names = ", ".join(sorted({metric.name for _, metric, _ in noted}))
                 raise UsageError(
@@ -394,6 +395,18 @@ def _number(value, owner: str) -> tf.Tensor:
     if number.shape.rank != 0:
         raise UsageError(f"{owner} has the shape {number.shape}; return one number, such as its mean")
     return number
+
+
+def _compares_examples(op: tf.Operation) -> bool:
+    """Returns whether an op multiplies examples with examples, in a graph of batches of any size."""
+    if op.type == "Einsum":
+        equation = op.get_attr("equation").decode()
+        *inputs, output = (set(re.findall(r"\.\.\.|\w", axes)) for axes in re.split(",|->", equation))
+        is_product = not any(output <= axes for axes in inputs)
+    else:
+        is_product = op.type == "MatMul"
+    # The number of examples is unknown: two unknown axes are a row and a column for each.
+    return is_product and op.outputs[0].shape.rank == 2 and op.outputs[0].shape.as_list() == [None, None]
 
 
 def _from(computation: graphs.Computation, places: Sequence[int], *state: tf.Tensor) -> tf.Tensor:

@@ -131,7 +131,7 @@ def build(
     seed = order_seed(config, updates_before)
     feeds = {"train": combined.feed(train, config.global_batch_size, seed, train_counts, strategy)}
     if evaluation is not None:
-        feeds["eval"] = strategy.eval_feed(evaluation, config.eval_batch_size, **saved_counts("eval"))
+        feeds["eval"] = strategy.eval_feed(evaluation, eval_batch_size(config, evaluation), **saved_counts("eval"))
 
     order = feeds["train"].order
     is_endless = not order.has_epochs or (isinstance(train, Stream) and train.is_cut)
@@ -151,6 +151,11 @@ def build(
 def sharding(config: Config) -> str:
     """Returns how workers divide datasets; by files, the order would depend on how many of them are left."""
     return "data" if config.min_workers and config.auto_shard_policy == "auto" else config.auto_shard_policy
+
+
+def eval_batch_size(config: Config, split: Split) -> int:
+    """Returns the examples of an evaluation's step: as in Keras, a compiled model's data is computed in its batches."""
+    return (split.batch_examples if config.has_compiled_model else None) or config.eval_batch_size
 
 
 def order_seed(config: Config, updates_before: int) -> int | None:

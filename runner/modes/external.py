@@ -13,7 +13,7 @@ from ...engine.data.source import Split
 from ...engine.data.streamed import is_part
 from ...engine.strategies.base import Program
 from ..base import BaseRun
-from ..data.inputs import order_seed
+from ..data.inputs import eval_batch_size, order_seed
 from ..failures import UsageError
 from ..saved import fingerprints
 from ..saved.preprocessor import Names, check_names
@@ -86,7 +86,7 @@ def program(run: BaseRun, step: Literal["train", "eval"], split: Split, steps: i
     """
     config = run.config
     if step == "eval":
-        return run.strategy.external(step, split, config.eval_batch_size, is_own=is_own(run, split))
+        return run.strategy.external(step, split, eval_batch_size(run.config, split), is_own=is_own(run, split))
     seed = order_seed(config, run.inputs.updates_before)
     return run.strategy.external(step, split, config.global_batch_size, seed, steps, is_own(run, split))
 
@@ -100,6 +100,7 @@ def rules(names: Names, example: Any, weighs_outputs: bool) -> user_data.Rules:
     """
     return user_data.Rules(
         weighs_outputs=weighs_outputs,
+        keeps_batch_size=weighs_outputs,
         rank=len(tf.nest.flatten(example)[0].shape),
         look_up=names.look_up,
         may_lack=names.may_lack,

@@ -31,9 +31,11 @@ from ..base import BaseRun
 from ..command_line import registry
 from ..command_line.config import Config
 from ..data import loading
+from ..data.inputs import eval_batch_size
 from ..failures import UsageError
 from ..host import isolation
 from ..restored import weights
+from ..saved import architecture
 from ..saved.preprocessor import Names, check_trained
 from . import external
 
@@ -60,10 +62,12 @@ class Predictor:
         self._trainer = self._strategy.state.trainer
         forward, self._features = forward_and_features(self._trainer, run.example, name)
         self._prediction = Prediction(forward)
+        models = architecture.keras_models(self._trainer)
+        self._has_step = name is None and any(keras.overrides(model, "predict_step") for model in models.values())
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
-        chosen: Any = prediction_split(view_run(self._run), self._features, data, split)
+        chosen: Any = prediction_split(view_run(self._run), self._features, data, split, self._has_step)
         wanted = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), self._features)
         chosen = views.with_floats_like(chosen, (wanted,))
         features = form.features(form.example(chosen))
@@ -85,7 +89,8 @@ class Predictor:
           ends: see `Strategy.evaluate`; processes that each compute alone are not interrupted.
           is_own: whether each process gives examples of its own, and has the outputs of these.
         """
-        size = self._run.config.eval_batch_size
+        config = self._run.config
+        size = eval_batch_size(config, split) if self._has_step else config.eval_batch_size
         is_together = self._run.strategy.num_hosts == self._strategy.num_hosts
         options: dict[str, Any] = {"ends": ends} if is_together else {}
         optimizers = self._trainer.inventory.optimizers.values()
@@ -189,11 +194,14 @@ def view_run(run: BaseRun) -> RunView:
     return RunView(run.data_info, run.names, run.features, run.logits_kind, lambda: config, lambda: splits)
 
 
-def prediction_split(run: RunView, features: Any, data: Any, split: str | None) -> Split:
+def prediction_split(
+    run: RunView, features: Any, data: Any, split: str | None, keeps_batch_size: bool = False
+) -> Split:
     """Returns the data to predict on as a `Source` or a `Stream`; see `Run.predict`.
 
     Args:
       features: nest of arrays or specs [examples, ...], as the model takes them.
+      keeps_batch_size: see `user_data.Rules`.
 
     Raises:
       UsageError: the split or input does not exist, or the data has an unknown form.
@@ -201,7 +209,8 @@ def prediction_split(run: RunView, features: Any, data: Any, split: str | None) 
     if data is not None and not isinstance(data, str):
         if split is not None:
             raise UsageError(f"split={split!r} is one of the run's own data or of a named input's; give it or data")
-        return user_data.features(data, external.rules(run.names, features, weighs_outputs=True))
+        rules = external.rules(run.names, features, weighs_outputs=True)
+        return user_data.features(data, dataclasses.replace(rules, keeps_batch_size=keeps_batch_size))
     splits = run.get_splits() if data is None else input_splits(run, data)
     name = split or ("eval" if "eval" in splits else "train")
     if name not in splits:

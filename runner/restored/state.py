@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import tensorflow as tf
@@ -83,7 +84,17 @@ def build_state(
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
     eval_example = form.example(run_inputs.splits["eval"]) if "eval" in run_inputs.splits else None
     load_initial = weights.initial_loader(config.init_from)
-    context = dataclasses.replace(context, load_initial=load_initial, eval_example=eval_example)
+
+    def share(examples: int) -> int:
+        return math.ceil(examples / strategy.num_replicas)
+
+    context = dataclasses.replace(
+        context,
+        load_initial=load_initial,
+        replica_batch_size=share(config.global_batch_size),
+        eval_example=eval_example,
+        eval_replica_batch_size=share(run_inputs.feeds["eval"].order.batch_size if "eval" in run_inputs.feeds else 1),
+    )
 
     def make() -> TrainState:
         trainer, trainer_context = trainer_class(**config.configured_arguments("model_arg")), context

@@ -136,8 +136,7 @@ def _layers(parts: Mapping[str, list[dict[str, Any]]]) -> list[_Layer]:
 
 def _flattened(configuration: dict[str, Any], owner: str, number: int, inputs: str = "") -> Iterator[_Layer]:
     """Lists a layer and, after it, the layers in its graph."""
-    kind, config = configuration["class_name"], configuration["config"]
-    name = config.get("name", "")
+    kind, config, name = configuration["class_name"], configuration["config"], _name(configuration)
     is_automatic = re.sub(r"(_\d+)?$|_", "", name) in (kind.replace("_", "").lower(), "kerastensor")
     layer = _Layer(owner, "" if is_automatic else name, kind, {}, number, inputs)
     if not _has_graph(configuration):
@@ -147,12 +146,17 @@ def _flattened(configuration: dict[str, Any], owner: str, number: int, inputs: s
     labels = dict[str, str]()
     for place, inner in enumerate(config["layers"], 1):
         first = next(_flattened(inner, "", place))
-        labels[inner["config"].get("name", "")] = first.name or f"layer {place}"  # a class of a user's may take no name
+        labels[_name(inner)] = first.name or f"layer {place}"
     ends = [_linked(config.get(end, []), labels) for end in ("input_layers", "output_layers")]
     yield layer._replace(inputs=" -> ".join([inputs, *map(json.dumps, ends)]))
     for place, inner in enumerate(config["layers"], 1):
         calls = json.dumps(_linked(inner.get("inbound_nodes", []), labels))
         yield from _flattened(inner, f"{owner}{layer.name or f'layer {number}'}/" if inputs else owner, place, calls)
+
+
+def _name(configuration: dict[str, Any]) -> str:
+    """Returns a layer's name: of one without a `get_config` only its entry in a graph has it."""
+    return configuration["config"].get("name") or configuration.get("name", "")
 
 
 def _linked(value: Any, labels: Mapping[str, str]) -> Any:

@@ -57,6 +57,8 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
             dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
             dataset = _unbatch(name, dataset)
     elif is_batched:
+        if rules.keeps_batch_size:
+            batch_examples, _ = given_batches or _batch_size(name, dataset, takes_any=True)
         dataset = examples_as_tensors(dataset.unbatch())
         notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     for path in pipelines.files_written(dataset):
@@ -241,14 +243,13 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
-    is_batch = pipelines.is_batched(dataset)
-    if sizes == {None}:  # as .batch() makes them, or examples of any length
-        return is_batch is not False
-    if is_batch is None:
-        (size,) = sizes
+    is_batch, (size,) = pipelines.is_batched(dataset), sizes
+    # As .batch() makes them, or examples of any length.
+    if is_batch is None and (size or pipelines.has_opaque_source(dataset)):
+        length, examples = (size, size) if size else ("any length", "as many")
         raise UsageError(
-            f"the {name} dataset's elements have a first axis of {size} in each component, {size} examples or one: its "
-            "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
-            "with batch(1)"
+            f"the {name} dataset's elements have a first axis of {length} in each component, {examples} examples or "
+            "one: its operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one "
+            "example, with batch(1)"
         )
-    return is_batch
+    return is_batch is not False

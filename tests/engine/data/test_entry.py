@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import keras
 import numpy as np
 import pytest
@@ -101,8 +103,8 @@ def test_each_form_has_the_same_examples_weights_and_views(form):
     assert_same(all_of(entered), (X, Y, W))
     for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
         np.testing.assert_array_equal(found, wanted[:7])
-    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
-    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [0.5, 1.0, 3.0]).astype(np.float32))
+    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 2e-8, 2: 1 / 227429}))[0].train
+    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [2e-8, 1.0, 1 / 227429]).astype(np.float32))
     again = user_data.split("train", weighed)
     assert again.element_spec == weighed.element_spec
 
@@ -375,6 +377,12 @@ def batches_or_examples():
     return tiled.map(lambda x, y: (x[:, 0], y[:, 0]))
 
 
+def saved_batches():
+    with tempfile.TemporaryDirectory() as folder:
+        dataset(X, Y).batch(4).save(folder)
+        return tf.data.Dataset.load(folder)
+
+
 def arrays_of_a_generator():
     return tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
 
@@ -421,6 +429,7 @@ MISTAKES = [
         lambda: Data(batches_or_examples()),
         "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",
     ),
+    (lambda: Data(saved_batches()), "elements have a first axis of any length in each component, as many examples"),
     (lambda: Data(arrays_of_a_generator()), "elements have a first axis of 8 in each component, 8 examples or one"),
 ]
 

@@ -23,6 +23,7 @@ _COMPILED = "keras.src.trainers.compile_utils"
 # Attributes that engine/internals/ reads or sets, and whose they are.
 OF_OWNERS = {
     "tensorflow.python.data.experimental.ops.distribute": "_AutoShardDataset",
+    "tensorflow.python.data.experimental.ops.from_list": "_ListDataset",
     f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher": "_all_gather _next_instance_key _ordering_token",
     f"{_REDUCE}.parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_allow_run_without_coordinator",
     _OPTIMIZER: (

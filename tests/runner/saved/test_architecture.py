@@ -36,6 +36,18 @@ class Scaled(L.Layer):
         return {**super().get_config(), "by": self.by}
 
 
+@K.utils.register_keras_serializable("tests")
+class Gate(L.Layer):
+    """Keras writes its arguments alone, since it has no `get_config`."""
+
+    def __init__(self, penalty=0.0, **arguments):
+        super().__init__(**arguments)
+        self.penalty = penalty
+
+    def call(self, x):
+        return x
+
+
 class Subclassed(K.Model):
     def __init__(self, *layers):
         super().__init__()
@@ -70,6 +82,7 @@ def rewired(again):
 
 
 SAME = {
+    "automatic names of a layer without get_config": 2 * (lambda: chain(L.Dense(8), Gate(), L.Dense(8)),),
     "automatic names": 2 * (lambda: sequence(L.Dense(8, "relu"), L.Dense(8)),),
     "seeds": (lambda: sequence(L.Dropout(0.1, seed=1)), lambda: sequence(L.Dropout(0.1, seed=2))),
     "trainable": (lambda: sequence(L.Dense(8)), lambda: sequence(L.Dense(8, trainable=False))),
