@@ -316,7 +316,7 @@ class Config(Flags):
             values["train_steps"], values["train_epochs"] = self.train_steps, self.train_epochs
         if self.script_flags:
             values["script_flags"] = self.script_flags
-        return plain(values)
+        return plain(saved_config.without_cache_folder(values))
 
     @functools.cached_property
     def keras_defaults(self) -> dict[str, Any]:
