@@ -72,7 +72,7 @@ def check(source: str, saved: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(f"{source} has {name}={shown(arguments)}, which is not an object; {FIX}")
         entry = registry.ENTRIES.get(name)
         deciding[name] = {**entry.defaults, **arguments} if entry else arguments
-    return {"flags": saved["flags"], "deciding": without_cache_folder(deciding), **keras}
+    return {"flags": saved["flags"], "deciding": deciding, **keras}
 
 
 def values_from_run(
@@ -99,7 +99,7 @@ def values_from_run(
             given_names |= set(dependents)  # the run's belong to another model, input, ...
     given_names |= replaced_by(given_names)
     path = RunDir(effective["run_dir"]).config
-    from_run = typed_values(path, saved, effective.keys() - given_names)
+    from_run = without_places(path, typed_values(path, saved, effective.keys() - given_names))
     if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {FIX}")
     if from_run.get("restore_best", effective["restore_best"]) and "eval_checkpoint" not in given:
@@ -117,7 +117,7 @@ def typed_values(path: str, saved: Mapping[str, Any], names: Collection[str]) ->
         }
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}; {FIX}") from None
-    return without_places(path, values)
+    return values
 
 
 def without_places(source: str, values: Mapping[str, Any], given_names: Collection[str] = ()) -> dict[str, Any]:

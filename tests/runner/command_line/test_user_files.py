@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from absl.testing import flagsaver
 
 import crankshaft
 from crankshaft import mean
+from crankshaft.engine.checkpoints.manifest import with_digest
 from crankshaft.runner.command_line import parsing
 from crankshaft.runner.failures import UsageError
 from tests.launch.line import RUN, Line
@@ -87,6 +89,18 @@ def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere
     (folder / "run" / "model.json").write_text(json.dumps(described | {"keras": None}))  # as of a subclassed model
     with pytest.raises(UsageError, match=r"ckpt-4.manifest.json names .*line.py, .*; give load_model its trainer"):
         crankshaft.load_model(folder / "run")
+    manifest = folder / "run" / "checkpoints" / "ckpt-4.manifest.json"
+    record = json.loads(manifest.read_text())
+    for name, line in ((["/evil.py"], r"4.manifest.json: model=\['/evil.py'\] is a list"), ("evil", "evil is unknown")):
+        record["about"]["flags"]["model"] = name
+        manifest.write_text(json.dumps(with_digest(record)))
+        path = elsewhere / str(name)  # which the list is as text
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("raise SystemExit('it ran')")
+        with pytest.raises(UsageError, match=line):
+            crankshaft.load_model(folder / "run")
+    record["about"]["flags"]["model"] = about["flags"]["model"]
+    manifest.write_text(json.dumps(with_digest(record)))
     (folder / "run" / "model.json").write_text(json.dumps(described))
 
     monkeypatch.setenv("HOME", str(folder))
@@ -151,6 +165,17 @@ def test_a_runs_configuration_names_no_code_no_hosts_and_no_folders_for_another_
             parsing.from_argv(call)
     (folder / "run" / "mine.json").write_text(json.dumps(plain))
     assert parsing.from_argv(["crankshaft train", "--config=run/mine.json"])["cluster_hosts"] == "a:1,b:2"
+
+
+def test_a_run_that_is_read_writes_no_file_where_its_folder_says_and_is_the_same_run(inside, folder):
+    (folder / "t.csv").write_text("x,label\n" + "".join(f"{x / 7},{x % 2}\n" for x in range(40)))
+    data = ("--model=logistic", "--input=csv", "--data_dir=t.csv", "--validation_split=0.2", "--train_steps=2")
+    inside(*data, "--input_arg=array=true", "--input_arg=prepared_dir=fast", "--run_dir=run").ok()
+    shutil.rmtree(folder / "fast")
+    outcome = inside("--mode=eval", "--run_dir=run").ok()
+    assert "run/config.json: prepared_dir=fast is not taken from a run" in outcome.err
+    assert not (folder / "fast").exists()
+    assert (folder / ".crankshaft").exists()
 
 
 def test_the_scripts_flags_of_a_config_give_no_flag_of_another_call(folder, script_flags):
