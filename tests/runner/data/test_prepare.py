@@ -183,6 +183,43 @@ def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
     assert "has other files in it (thesis.txt)" in error
 
 
+def test_only_shards_are_removed_and_a_file_of_another_program_is_never_replaced(prepared, own_input, tmp_path):
+    """Somebody may have chosen what stands in the folder, e.g. with a data set."""
+    out, precious = tmp_path / "out", tmp_path / "precious.tfrecord"
+    call = (f"--input={own_input}", f"--output_dir={out}", "--shards=2")
+    assert prepared(*call)[0] == 0
+    plan = json.loads((out / "prepare.json").read_text())
+    plan["plan"]["examples"] = {}
+    (out / "features.json").unlink()
+    precious.write_text("thesis")
+    for name in ("../precious.tfrecord", str(precious), "train/../../precious.tfrecord", "features.json", 3, None):
+        (out / "prepare.json").write_text(json.dumps({**plan, "shards": [*plan["shards"], name]}))
+        code, _, error = prepared(*call)
+        assert code == 2
+        assert f"{out}/prepare.json is not what crankshaft prepare writes there; give another folder" in error
+    assert precious.read_text() == "thesis"
+    assert len([*out.rglob("*.tfrecord")]) == 3
+    for text in ("alias", '{"plan": [1]}', '{"a": 1}', "[" * 100_000):
+        (out / "prepare.json").write_text(text)
+        assert prepared(*call)[0] == 2
+        assert (out / "prepare.json").read_text() == text
+    (out / "prepare.json").unlink()
+    (out / "prepare.json").symlink_to(precious)
+    code, _, error = prepared(*call)
+    assert code == 1
+    assert "prepare.json: it is a link" in error
+    assert precious.read_text() == "thesis"
+    (out / "prepare.json").unlink()
+    (out / "prepare.json").write_text('{"pl')  # a call that was killed as it wrote it
+    (out / "features.json").symlink_to(precious)  # is replaced
+    assert prepared(*call)[0] == 0
+    assert precious.read_text() == "thesis"
+    assert not (out / "features.json").is_symlink()
+    (out / "features.json").write_text('{"splits": [3]}')
+    assert prepared(*call)[0] == 0
+    assert len(tfrecord.load(str(out), 0).train) == 10
+
+
 def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, tmp_path):
     out = tmp_path / "out"
     prepared(f"--input={own_input}", f"--output_dir={out}", "--shards=2")
