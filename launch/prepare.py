@@ -18,6 +18,7 @@ import ctypes
 import dataclasses
 import functools
 import multiprocessing
+import os
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from ..runner.data.writing_shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_SAFE_PATH = "PYTHONSAFEPATH"  # Python 3.11's
 _task: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
@@ -102,9 +104,15 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
         yield from ((shard, writing_shards.write(request, loaded, shard)) for shard in left)
         return
     context = multiprocessing.get_context("spawn")  # a process with TensorFlow's threads can't be forked
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
+    before = os.environ.get(_SAFE_PATH)
+    # Until they have started: they find modules by this process's path, not first in the folder of the call.
+    os.environ[_SAFE_PATH] = "1"
     try:
+        pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request, before))
         shards_by_future = {pool.submit(_write, shard): shard for shard in left}
+    finally:
+        _set_safe_path(before)
+    try:
         for future in concurrent.futures.as_completed(shards_by_future):
             yield shards_by_future[future], future.result()
     except BrokenProcessPool:
@@ -116,8 +124,15 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(request: ShardRequest) -> None:
+def _set_safe_path(value: str | None) -> None:
+    os.environ.pop(_SAFE_PATH, None)
+    if value is not None:
+        os.environ[_SAFE_PATH] = value
+
+
+def _start_worker(request: ShardRequest, safe_path: str | None) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
+    _set_safe_path(safe_path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
