@@ -21,6 +21,7 @@ import multiprocessing
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
+from ..runner import terminal
 from ..runner.command_line import command_flags, parsing, registry, user_files
 from ..runner.command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from ..runner.failures import UsageError
@@ -82,10 +84,14 @@ def main(argv: list[str]) -> int:
         format=flags.format,
     )
     write_all = functools.partial(_write_all, request, flags.processes or max(1, int(cpus.usable_cores())))
-    summary = writing_shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
+    summary = writing_shards.prepare(request, write_all, _print)
     words = shlex.join(parsing.to_words({"input": flags.format, "data_dir": flags.output_dir}))
-    print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
+    _print(f"{summary}; train on it by crankshaft train {words}")
     return 0
+
+
+def _print(line: str) -> None:
+    print(terminal.fitted(f"[prepare] {line}", sys.stdout), flush=True)
 
 
 def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list[Shard]) -> _Written:

@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TextIO
 
+from ...engine.errors import as_line
+
 # TensorFlow's lines as it is imported, and first looks for devices, on a machine without a GPU.
 _NOTES = re.compile(
     rb"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
@@ -126,7 +128,7 @@ def check_variables() -> None:
 def start_again(why: str) -> NoReturn:
     """Replaces this fork by a new Python, which starts its program from the beginning."""
     assert _start
-    print(f"{why}: the program starts again, and imports TensorFlow itself", flush=True)
+    print(as_line(f"{why}: the program starts again, and imports TensorFlow itself"), flush=True)
     sys.stderr.flush()
     os.chdir(_start.folder)
     os.execve(_start.command[0], _start.command, _start.environment)
