@@ -70,6 +70,10 @@ def main(argv: list[str]) -> int:
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
+    if (
+        "allow_outside" in entry.defaults
+    ):  # of an input that reads lists of files: shards are copies, for others to read
+        arguments = {"allow_outside": False, **arguments}
     process.prepare(tunes_allocator=False)
     with process.quiet_startup(quiet=False):
         from ..runner.data import writing_shards

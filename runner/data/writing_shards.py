@@ -172,7 +172,7 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
             examples[name]["written"] = zlib.crc32(repr(times).encode())
     source = {
         "input": user_files.portable_name(request.input),
-        "input_arg": {**request.arguments},
+        "input_arg": {name: value for name, value in request.arguments.items() if name != "allow_outside"},
         "seed": request.seed,
     }
     shards = {"shards": request.shards, "format": request.format, "examples": examples}
