@@ -24,7 +24,7 @@ from ...engine.data import reader
 from ...engine.data.entry import user_data
 from ...engine.data.source import Source, unknown_dimensions
 from ...engine.errors import counted
-from ...engine.machine.files import naming, open_regular, read_json, sync
+from ...engine.machine.files import naming, open_lock, read_json, sync
 from ...input import data_json
 from ...input.files import storage
 from ...input.records import features, shard_writing
@@ -196,7 +196,7 @@ def _locked(
     if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
     # To append: a plan that is there is neither emptied nor replaced before the lock on it is held.
-    with open(open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), "r+", encoding="utf-8") as file:
+    with open(open_lock(path, os.O_RDWR | os.O_APPEND), "r+", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
