@@ -155,6 +155,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def as_line(text: str) -> str:
+    """Returns a text for one line: `visible`, with newlines escaped, as a file's name with one would forge a line."""
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
 def counted(number: int, noun: str) -> str:
     """Returns "1 step", "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -167,9 +172,8 @@ def rounded(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns a text for one line of a terminal: `visible`, with newlines escaped and very long words truncated."""
-    text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
-    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+    """Returns `as_line` of a text, with very long words truncated."""
+    return as_line(re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text))
 
 
 def reason(error: BaseException) -> str:

@@ -22,7 +22,7 @@ from absl import flags
 from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
-from ..engine.errors import LostPeerError, StuckStreamError
+from ..engine.errors import LostPeerError, StuckStreamError, as_line
 from ..runner import explanations, failures, terminal
 from ..runner.command_line import help, parsing, paths, user_files
 from ..runner.command_line.config import Config
@@ -127,7 +127,7 @@ class _Program:
             run_dir = config.configured_run_dir or ""
             board = config.tensorboard_dir or RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
-            print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
+            print(as_line(f"The run's files: {run_dir}"), as_line(f"TensorBoard:     {command}"), sep="\n")
 
     @contextlib.contextmanager
     def failures_reported(self) -> Iterator[None]:

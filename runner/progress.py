@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..engine.errors import UsageError, rounded, visible
+from ..engine.errors import UsageError, as_line, rounded
 from ..engine.hooks import Hook, Status
 from ..engine.machine.threads import PROCESS
 from ..engine.mesh import sharded
@@ -170,7 +170,7 @@ class Bar:
 
     def print(self, line: str) -> None:
         """Prints a line above the bar."""
-        self._console.print(visible(line), markup=False)
+        self._console.print(as_line(line), markup=False)
 
     def close(self) -> None:
         """Restores the terminal."""
@@ -207,7 +207,7 @@ class CellBar:
 
     def print(self, line: str) -> None:
         """Prints a line below the bar."""
-        print(visible(line), flush=True)
+        print(as_line(line), flush=True)
 
     def close(self) -> None:
         """Does nothing: the bar stays as it is."""
@@ -239,7 +239,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
                 if bar:
                     bar.draw(count, title, text())
                 else:
-                    print(f"{title}: {text()} so far", file=to, flush=True)
+                    print(terminal.fitted(f"{title}: {text()} so far", to), file=to, flush=True)
 
         try:
             yield done
@@ -247,7 +247,7 @@ def watch(mode: str = "auto", file=None, line_seconds: float = 10.0, clock=time.
             if bar:
                 bar.close()
         if shown != "off":
-            print(f"{title}: {text()}", file=to, flush=True)
+            print(terminal.fitted(f"{title}: {text()}", to), file=to, flush=True)
 
     return watched
 
@@ -337,7 +337,8 @@ def evaluation_line(step: int, evaluated: Mapping[str, float], log_format: str) 
 def _json_line(event: str, step: int, metrics: Mapping[str, float], **figures: Any) -> str:
     """Formats a report with the keys that the record's event of this kind has."""
     values = {"event": event, "time": time.time(), "step": step, **figures, "metrics": dict(metrics)}
-    return json.dumps(finite(values), separators=(",", ":"))  # without a space, at which a terminal's line is wrapped
+    # Without a space, at which a terminal's line is wrapped, and the one control character that JSON does not escape.
+    return json.dumps(finite(values), separators=(",", ":")).replace("\x7f", r"\u007f")
 
 
 def _fitting(step: str, metrics: list[str], more: list[str], width: int) -> tuple[str, str]:

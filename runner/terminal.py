@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from absl.logging import PythonFormatter, get_absl_handler
 
-from ..engine.errors import visible
+from ..engine.errors import as_line, visible
 
 _ESCAPE = "backslashreplace"
 _LEAST_COLUMNS = 16
@@ -61,17 +61,16 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, max(width, _LEAST_COLUMNS), break_long_words=False, break_on_hyphens=False, tabsize=1)
 
 
-def fitted(text: str, file: TextIO) -> str:
-    """Formats a text for printing to `file`: without control characters, and wrapped in a terminal."""
-    text = visible(text)  # names in it may be from a file that anyone has written
-    if not is_terminal(file):
-        return text
-    return "\n".join("\n".join(wrapped(line, columns())) for line in text.split("\n"))
+def fitted(line: str, file: TextIO) -> str:
+    """Formats a line for printing to `file`: without control characters or line breaks, and wrapped in a terminal."""
+    line = as_line(line)  # names in it may be from a file that anyone has written
+    return "\n".join(wrapped(line, columns())) if is_terminal(file) else line
 
 
 class _Fitted(PythonFormatter):
     def format(self, record) -> str:
-        return fitted(super().format(record), sys.stderr)
+        lines = visible(super().format(record)).split("\n")  # several of a traceback, or of another library's
+        return "\n".join(fitted(line, sys.stderr) for line in lines)
 
 
 def fit_log() -> None:

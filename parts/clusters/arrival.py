@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 
 from ...engine import logging
+from ...engine.errors import as_line
 from ...engine.machine.files import file_system_time
 from ...runner.failures import UsageError
 from ...runner.host import signals
@@ -39,7 +40,7 @@ def arrive(cluster: Cluster, timeout_seconds: float, awaits: bool = True) -> Non
     if rendezvous.has_joined(cluster):
         return
     if not cluster.is_on_one_host:
-        print(describe(cluster), flush=True)
+        print(as_line(describe(cluster)), flush=True)
         if cluster.is_chief:
             print(_OPEN, flush=True)
         if awaits:

@@ -27,6 +27,7 @@ from ...runner.command_line import command_flags, parsing
 from ...runner.command_line.config import visible_gpus
 from ...runner.command_line.rules import Boolean, Integer, Number, flag
 from ...runner.failures import UsageError, print_line
+from ...runner.host.imports import own_python
 from ...runner.host.tasks import SECRET
 from ..clusters import listeners
 from . import children, resources, restarts
@@ -122,9 +123,11 @@ def main(argv: list[str], modules: Sequence[str]) -> int:
         "PYTHONUNBUFFERED": "1",
     }
     allows_colour = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"  # https://no-color.org
+    # A script, or another module, has its own folder on its path.
+    python = own_python() if command.start[:2] == ("-m", "crankshaft") else [sys.executable]
     supervisor = Supervisor(
         task_specs(job, os.environ, None if command.names_gpus else visible_gpus(os.environ)),
-        [sys.executable, *command.start, *command.arguments, f"--strategy={job.strategy}"],
+        [*python, *command.start, *command.arguments, f"--strategy={job.strategy}"],
         command.rest,
         rule(job.max_restarts, restarts.WINDOW_SECONDS, job.grace_seconds, compares=command.compares),
         environment={**os.environ, **for_all_tasks},

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from ...engine.errors import counted, one_line, visible
+from ...engine.errors import as_line, counted, one_line, visible
 from ...engine.machine.files import append, open_regular
 from ...runner.host.process import has_no_reader
 
@@ -180,11 +180,12 @@ class TaskOutput:
         """Shows lines with the task's prefix, and adds them to its log, where alone those of a C++ stack are."""
         if not lines:
             return
+        lines = [*map(without_controls, lines)]
         prefix = self._coloured_prefix if sink.coloured else self._prefix
         # A stack is long, and would push the reason before it out of sight and out of the last lines.
         without_stack = [line for line in lines if not _FRAME.match(line)]
         shown = without_stack if self._log else lines
-        sink.write(b"".join(prefix + without_controls(line) + b"\n" for line in shown))
+        sink.write(b"".join(prefix + line + b"\n" for line in shown))
         self._last.extend(without_stack[-_LAST_LINES:])
         if self._log:
             gap = f"=== {counted(self._missing, 'line')} missing: {self._why} ===\n" if self._missing else ""
@@ -264,7 +265,7 @@ class Output:
         return task
 
     def print(self, line: str) -> None:
-        self._sinks[1].write(f"[local] {line}\n".encode())
+        self._sinks[1].write(f"[local] {as_line(line)}\n".encode(errors="backslashreplace"))
 
     def fail(self, line: str, details: tuple[str, ...]) -> None:
         """Prints why the supervisor ends, and `details` below."""

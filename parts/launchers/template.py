@@ -43,12 +43,16 @@ class Template:
 
     def __init__(self, env: Mapping[str, str], modules: Sequence[str]):
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The folder of -m is on the module search path. It is the user's program's, which its forks add, or nobody's.
+        paths = (env.get("PYTHONPATH") or os.sep).split(os.pathsep)
+        needs_folder = imports.has_working_folder() or not all(map(os.path.isabs, paths))
         # A request is one datagram, with a whole environment in it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(other.fileno()), *modules],
                 env=env,
+                cwd=None if needs_folder else os.sep,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -171,35 +175,43 @@ def _begin(request: dict[str, Any], descriptors: list[int], requests: socket.soc
     return request
 
 
-def become(request: dict[str, Any]) -> None:
-    """Gives this fork the state of a Python that starts the request's command."""
+def become(request: dict[str, Any]) -> list[str]:
+    """Gives this fork the state of a Python that starts the request's command.
+
+    Returns:
+      The command's program and arguments: "-m" and a module's name, or a script, and its arguments.
+    """
     command, env = request["command"], request["env"]
+    words, folder = command[2:] if command[1] == "-P" else command[1:], None
     for name in os.environ.keys() - env.keys():
         del os.environ[name]
     os.environ.update(env)
     sys.orig_argv[:] = command
-    sys.argv[:] = command[2:] if command[1] == "-m" else command[1:]
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.11's
-        sys.path[0] = os.getcwd() if command[1] == "-m" else os.path.dirname(os.path.realpath(sys.argv[0]))
+    sys.argv[:] = words[1:] if words[0] == "-m" else words
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11's, which the user's environment sets
+        del sys.path[0]  # the template's folder
+        if command[1] != "-P":
+            folder = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
+            sys.path.insert(0, folder)
     # The template began with /dev/null there, so Python chose to write by blocks.
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
         sys.stdout.reconfigure(line_buffering=True)
     # A fork has the template's state: all would sample alike. Python seeds its own generator in each fork.
     import_module("numpy").random.seed()
-    imports.note_start(command)
+    imports.note_start(command, folder)
+    return words
 
 
 def execute(request: dict[str, Any]) -> None:
     """Executes the request's script, or module after -m, as `__main__`, as Python does."""
-    become(request)
-    command = request["command"]
+    words = become(request)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=None)
-    if command[1] == "-m":
+    if words[0] == "-m":
         try:
-            spec = util.find_spec(command[2])
+            spec = util.find_spec(words[1])
             if spec and spec.submodule_search_locations is not None:
-                spec = util.find_spec(f"{command[2]}.__main__")
+                spec = util.find_spec(f"{words[1]}.__main__")
             code = spec.loader.get_code(spec.name)  # type: ignore[union-attr, attr-defined]
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             imports.start_again(str(error))  # Python explains it
@@ -208,9 +220,9 @@ def execute(request: dict[str, Any]) -> None:
         vars(main).update(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader)
         vars(main).update(__package__=spec.parent, __spec__=spec)
     else:
-        loader = machinery.SourceFileLoader("__main__", command[1])
-        vars(main).update(__file__=command[1], __loader__=loader)
-        code = compile(loader.get_data(command[1]), command[1], "exec", dont_inherit=True)
+        loader = machinery.SourceFileLoader("__main__", words[0])
+        vars(main).update(__file__=words[0], __loader__=loader)
+        code = compile(loader.get_data(words[0]), words[0], "exec", dont_inherit=True)
     exec(code, vars(main))
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.checkpoints import manifest as manifests
 from ...runner.failures import EXIT_FAILED, CrankshaftError, fail, print_line
+from ...runner.host.imports import own_python
 from ...runner.host.process import LOCK_SECONDS, lock, quiet_startup
 from .snapshot_memory import Slots, StoredSnapshot, are_slots, make, newest_whole
 
@@ -59,7 +60,7 @@ class TaskMemory:
 
     def writing(self) -> tuple[list[str], tuple[int, ...]]:
         """Returns the command that does `write`, and its `pass_fds`."""
-        command = [sys.executable, "-m", __name__, *(",".join(map(str, files)) for files in self._files)]
+        command = [*own_python(), "-m", __name__, *(",".join(map(str, files)) for files in self._files)]
         return command, tuple(descriptor for files in self._files for descriptor in files)
 
     def write(self) -> int:

@@ -283,7 +283,7 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
         then, now = ({**values, "train_steps": None, "train_epochs": None} for values in (then, now))
     if config.mode == "predict":  # which needs no labels
         then, now = ({**values, "input_arg": {**values["input_arg"], "label": None}} for values in (then, now))
-    if changed := differences(then, now):
+    if changed := differences(*map(saved_config.without_cache_folder, (then, now))):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); use another run_dir, the same flags, "
             "or allow_changed_config"

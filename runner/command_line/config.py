@@ -382,6 +382,7 @@ def data_config(run_dir: str) -> Config:
     """Makes a configuration with a run's flags of its data, and defaults otherwise. Raises `UsageError`."""
     path, saved = RunDir(run_dir).config, saved_config.load(run_dir)
     values = saved_config.typed_values(path, saved or {"flags": {}}, ["seed", *GROUPS["Input"]])
+    values = saved_config.without_places(path, values)
     return Config(**values, run_dir=run_dir, mode="predict")
 
 

@@ -7,21 +7,21 @@ here starts TensorFlow.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
+from ...engine import logging
+from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.errors import importing
 from ..failures import UsageError, nearest
-from . import paths, user_files
-from .flags import ARGUMENTS, FIELDS, GROUPS, USES, replaced_by
+from . import paths, saved_config
+from .flags import ARGUMENTS, FIELDS, USES, Flags, replaced_by
 from .rules import UntypedText, coerce
+from .values import short
 
-# Flags that --config=RUN/config.json, which begins another run like that one, does not take from it. A call that reads
-# the run itself leaves out more: `saved_config.PER_CALL_FLAGS`.
-_LEFT_OUT_OF_RUN_CONFIG = "mode run_dir result_json output allow_changed_config config flagfile".split()
-_LEFT_OUT_OF_RUN_CONFIG += [*GROUPS["Generation"], *GROUPS["Benchmark mode"]]
 _RUN_DIR_FLAGS = [name for name, use in USES.items() if use == ("run_dir",)]
 _MOST_FLAGFILES = 100
 Values = dict[str, Any]
@@ -227,17 +227,18 @@ def _load_config_files(words: Sequence[str], known_only: bool = False) -> list[t
 def _load_config_file(path: str, given_names: Collection[str], known_only: bool = False) -> tuple[Values, Values]:
     """Converts the values that a file gives the flags, and those of a script's own flags. Raises `UsageError`.
 
-    The file is YAML, JSON, or the config.json that a run has left. A run's flags that are for a run_dir are left out
-    unless the caller gives it too.
+    The file is YAML, JSON, or the config.json that a run has left. Of a run, which may be anyone's, no code and no flag
+    of one call is taken, and those that are for a run_dir only if the caller gives it too.
     """
     values = load_mapping("config", path, "flags", "learning_rate: 0.01")
+    is_run = os.path.basename(path) == NAMES.config and RunDir(os.path.dirname(path)).has_files
     if {"flags", "deciding"} <= set(values):
+        is_run = True
         in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))
-        user_files.refuse_unnamed_code(f"config={path}", in_run, given_names)
         script = _mapping(path, "script_flags", deciding.get("script_flags", {}))
-        in_run = {name: value for name, value in script.items() if name not in FIELDS} | in_run
-        left_out = {*_LEFT_OUT_OF_RUN_CONFIG, *(() if "run_dir" in given_names else _RUN_DIR_FLAGS)}
-        values = {name: value for name, value in in_run.items() if name not in left_out}
+        values = {name: value for name, value in script.items() if name not in FIELDS} | in_run
+    if is_run:
+        values = _without_flags_of_one_call(path, values, given_names)
     for name in ("config", "flagfile"):
         if values.get(name) is not None:
             raise UsageError(
@@ -245,9 +246,34 @@ def _load_config_file(path: str, given_names: Collection[str], known_only: bool 
                 f"config={path} {name}={values[name]}"
             )
     try:
-        return _typed({name: value for name, value in values.items() if name in FIELDS or not known_only})
+        given, script_values = _typed(
+            {name: value for name, value in values.items() if name in FIELDS or not known_only}
+        )
     except UsageError as error:
         raise UsageError(f"config={path}: {error.message}") from None
+    if is_run:
+        given = saved_config.without_places(f"config={path}", given, given_names)
+    return given, script_values
+
+
+def _without_flags_of_one_call(path: str, values: Values, given_names: Collection[str]) -> Values:
+    """Leaves out of a run's values those that the next call gives again, and logs which."""
+    of_absl = {*flags.FLAGS, "flagfile"} - {*FIELDS, *script_flag_names()}
+    of_run_dir = () if "run_dir" in given_names else _RUN_DIR_FLAGS
+    kept = {
+        name: value
+        for name, value in values.items()
+        if name not in {*saved_config.PER_CALL_FLAGS, *of_absl, *of_run_dir}
+    }
+    unsaid = {*given_names, *kept, *of_run_dir, "run_dir", "config"}
+    changed = {n: v for n, v in values.items() if n not in unsaid and v not in (None, vars(Flags()).get(n))}
+    if changed:
+        logging.warning(
+            "config=%s is a run's, of which these are not taken: %s; give those that the new run needs too",
+            path,
+            " ".join(f"{name}={short(value)}" for name, value in changed.items()),
+        )
+    return kept
 
 
 def load_mapping(flag: str, path: str, content: str, example: str) -> Values:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ...engine.machine.files import read_json
 from ...engine.step.options import WEIGHT_DECAY_EXCLUDE
@@ -14,7 +15,7 @@ from ..failures import UsageError
 from . import registry, user_files
 from .flags import ARGUMENTS, DECIDING, FIELDS, FLAG_INFO, Flags, flags_with, replaced_by
 from .rules import coerce
-from .values import shown
+from .values import short, shown
 
 # Flags that a call which reads a run does not take from it: its own value, or the default, applies.
 PER_CALL_FLAGS = flags_with(lambda flag: flag.of_call)
@@ -98,7 +99,7 @@ def values_from_run(
             given_names |= set(dependents)  # the run's belong to another model, input, ...
     given_names |= replaced_by(given_names)
     path = RunDir(effective["run_dir"]).config
-    from_run = typed_values(path, saved, effective.keys() - given_names)
+    from_run = without_places(path, typed_values(path, saved, effective.keys() - given_names))
     if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {FIX}")
     if from_run.get("restore_best", effective["restore_best"]) and "eval_checkpoint" not in given:
@@ -108,15 +109,38 @@ def values_from_run(
 
 def typed_values(path: str, saved: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Converts those of a run's flags that `names` lists to their types. Raises `UsageError`."""
-    values = {name: value for name, value in saved["flags"].items() if name in names}
-    user_files.refuse_unnamed_code(path, values)
     try:
-        return {
+        values = {
             name: None if value is None and FIELDS[name].default is None else coerce(FIELDS[name], value)
-            for name, value in values.items()
+            for name, value in saved["flags"].items()
+            if name in names
         }
     except UsageError as error:
         raise UsageError(f"{path}: {error.message}; {FIX}") from None
+    return values
+
+
+def without_places(source: str, values: Mapping[str, Any], given_names: Collection[str] = ()) -> dict[str, Any]:
+    """Leaves out of a run's values the folder that an input would write to, and logs that.
+
+    Raises:
+      UsageError: they name code that the caller has not named.
+    """
+    user_files.refuse_unnamed_code(source, values, given_names)
+    if folder := (values.get("input_arg") or {}).get("prepared_dir"):
+        logging.warning(
+            "%s: prepared_dir=%s is not taken from a run, as it is written to; to use it, give all of input_arg again",
+            source,
+            short(folder),
+        )
+    return without_cache_folder(values)
+
+
+def without_cache_folder(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out the folder of what an input prepares, which decides no numbers."""
+    if arguments := values.get("input_arg"):
+        values = {**values, "input_arg": {n: value for n, value in arguments.items() if n != "prepared_dir"}}
+    return {**values}
 
 
 def refuse_without_model(run_dir: str, mode: str) -> None:

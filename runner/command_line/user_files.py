@@ -45,7 +45,7 @@ def refuse_unnamed_code(
     """Raises `UsageError` where a run's file, which may be anyone's, names code that the caller has not named.
 
     Args:
-      values: values of flags by name, as read from the file.
+      values: values of flags by name, as read from the file, each in its flag's type.
       fix: how to name the model or input without flags, for messages.
     """
     for kind in NEEDED:

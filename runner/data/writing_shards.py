@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +24,7 @@ from ...engine.data import reader
 from ...engine.data.entry import user_data
 from ...engine.data.source import Source, unknown_dimensions
 from ...engine.errors import counted
-from ...engine.machine.files import naming, sync
+from ...engine.machine.files import naming, open_lock, read_json, sync
 from ...input import data_json
 from ...input.files import storage
 from ...input.records import features, shard_writing
@@ -36,7 +37,11 @@ from ..saved import fingerprints
 from . import loading
 
 _PLAN = "prepare.json"
+_PLAN_BEGINS = '{"plan": '  # its text
 _LOG_SECONDS = 5.0
+_SHARD = re.compile(
+    rf"(train|eval)/\1-\d{{5,}}-of-\d{{5,}}({'|'.join(map(re.escape, shard_writing.FORMATS.values()))})"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +143,7 @@ def prepare(
             split["examples"] += figures[shard.file]["examples"]
             split["shards"].append({"file": shard.file, **figures[shard.file]})
         content = {**loaded.features.as_json(), "format": request.format, "splits": splits}
-        text_files.write_json(os.path.join(request.output_dir, features.NAME), content)
+        text_files.write_run_file(os.path.join(request.output_dir, features.NAME), content)
     parts = []
     for name, examples in loaded.by_name.items():
         shards = sum(shard.split == name for shard in planned)
@@ -167,7 +172,7 @@ def _plan(request: ShardRequest, loaded: Loaded) -> dict[str, Any]:
             examples[name]["written"] = zlib.crc32(repr(times).encode())
     source = {
         "input": user_files.portable_name(request.input),
-        "input_arg": {**request.arguments},
+        "input_arg": {name: value for name, value in request.arguments.items() if name != "allow_outside"},
         "seed": request.seed,
     }
     shards = {"shards": request.shards, "format": request.format, "examples": examples}
@@ -184,17 +189,18 @@ def _locked(
 
     Raises:
       UsageError: another process writes there, or something else was written there.
+      OSError: the folder's files are links, or can't be read or written.
     """
     path = os.path.join(folder, _PLAN)
     others = [name for name in os.listdir(folder) if not name.startswith(".")]
     if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
     # To append: a plan that is there is neither emptied nor replaced before the lock on it is held.
-    with open(path, "a+", encoding="utf-8") as file:
+    with open(open_lock(path, os.O_RDWR | os.O_APPEND), "r+", encoding="utf-8") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")
-        begun = _read_json(path) or {}  # empty if that call was killed at once, or is this one
+        begun = _read_plan(path, file.read())
         manifest = _read_json(os.path.join(folder, features.NAME))
         was = begun.get("plan", plan)
         if names := [name for name in {**plan, **was} if was.get(name) != plan.get(name)]:
@@ -214,15 +220,39 @@ def _locked(
                 file.write(json.dumps({"plan": plan, "shards": [shard.file for shard in planned]}))
                 file.flush()
                 sync(path)
-        splits = (manifest or {}).get("splits", {}).values()
-        yield {shard["file"]: shard for split in splits for shard in split["shards"]}
+        yield _noted(manifest)
 
 
 def _read_json(path: str) -> dict[str, Any] | None:
     try:
-        with open(path, encoding="utf-8") as file:
-            return json.load(file)
+        content = read_json(path)
     except FileNotFoundError:
         return None
     except ValueError:
         return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read_plan(path: str, text: str) -> dict[str, Any]:
+    """Reads the plan of a call before; {} if that was killed before it wrote one.
+
+    Raises:
+      UsageError: `prepare` has not written it, so it lists what must not be removed.
+    """
+    try:
+        begun = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        begun = {} if _PLAN_BEGINS.startswith(text[: len(_PLAN_BEGINS)]) else None
+    if isinstance(begun, dict) and begun.keys() <= {"plan", "shards"}:
+        plan, shards = begun.get("plan", {}), begun.get("shards", [])
+        if isinstance(plan, dict) and isinstance(shards, list) and all(_SHARD.fullmatch(str(name)) for name in shards):
+            return begun
+    raise UsageError(f"{path} is not what crankshaft prepare writes there; give another folder, or remove that file")
+
+
+def _noted(manifest: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns what a manifest notes of each shard, by its file; nothing if it is not of that form."""
+    with contextlib.suppress(AttributeError, KeyError, TypeError):
+        splits = (manifest or {}).get("splits", {}).values()
+        return {shard["file"]: shard for split in splits for shard in split["shards"]}
+    return {}

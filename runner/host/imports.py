@@ -13,6 +13,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn, TextIO
 
+from ...engine.errors import as_line
+
 # TensorFlow's lines as it is imported, and first looks for devices, on a machine without a GPU.
 _NOTES = re.compile(
     rb"oneDNN custom operations are on|Could not find cuda drivers|failed call to cuInit|cuda_diagnostics"
@@ -81,18 +83,32 @@ class _Start(NamedTuple):
 _start: _Start | None = None
 
 
-def note_start(command: Sequence[str]) -> None:
+def has_working_folder() -> bool:
+    """Returns whether this process imports modules from its working folder, as by `python -m`."""
+    return sys.path[0] in ("", os.getcwd())
+
+
+def own_python() -> list[str]:
+    """Returns the words that start a Python for modules of Crankshaft's own.
+
+    Modules of the working folder, which may be of unpacked data, count there only if they do in this process.
+    """
+    return [sys.executable, *([] if has_working_folder() or sys.version_info < (3, 11) else ["-P"])]
+
+
+def note_start(command: Sequence[str], folder: str | None) -> None:
     """Notes how a program begins in this fork of a process that has imported TensorFlow.
 
-    The program starts again as a new Python if a module of its own has an imported one's name.
+    The program starts again as a new Python if a module in its own folder has an imported one's name.
     """
     global _start
     _start = _Start(os.getpid(), [*command], dict(os.environ), os.getcwd())
-    names = {name.removesuffix(".py") for name in os.listdir(sys.path[0]) if name.endswith(".py")}
-    names |= {name for name in os.listdir(sys.path[0]) if os.path.isfile(f"{sys.path[0]}/{name}/__init__.py")}
+    entries = os.listdir(folder) if folder else []
+    names = {name.removesuffix(".py") for name in entries if name.endswith(".py")}
+    names |= {name for name in entries if os.path.isfile(f"{folder}/{name}/__init__.py")}
     for name in names & sys.modules.keys():
-        if not (getattr(sys.modules[name], "__file__", None) or "").startswith(os.path.join(sys.path[0], "")):
-            start_again(f"{name} in {sys.path[0]} is another module than the one imported")
+        if not (getattr(sys.modules[name], "__file__", None) or "").startswith(os.path.join(folder or "", "")):
+            start_again(f"{name} in {folder} is another module than the one imported")
 
 
 def check_variables() -> None:
@@ -112,7 +128,7 @@ def check_variables() -> None:
 def start_again(why: str) -> NoReturn:
     """Replaces this fork by a new Python, which starts its program from the beginning."""
     assert _start
-    print(f"{why}: the program starts again, and imports TensorFlow itself", flush=True)
+    print(as_line(f"{why}: the program starts again, and imports TensorFlow itself"), flush=True)
     sys.stderr.flush()
     os.chdir(_start.folder)
     os.execve(_start.command[0], _start.command, _start.environment)

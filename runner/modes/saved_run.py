@@ -36,6 +36,7 @@ from . import predicting, prediction_files
 from .predicting import RunView
 
 _BATCH_SIZE = 32  # Keras's
+_MODEL_FLAGS = ("model", "precision", "ema_decay")  # of a run, that its model depends on
 
 
 class SavedRun:
@@ -85,12 +86,13 @@ class SavedRun:
           UsageError: it takes the trainer's class to make it.
         """
         saved, path = self.description, manifest.path
-        flags, deciding = (saved_config.check(path, manifest.about)[key] for key in ("flags", "deciding"))
-        ema_decay = flags.get("ema_decay") or 0.0
+        about = saved_config.check(path, manifest.about)
+        flags, deciding = saved_config.typed_values(path, about, _MODEL_FLAGS), about["deciding"]
+        ema_decay = flags.get("ema_decay", 0.0)
         if trainer_class is None and (architecture := self._architecture(name, flags, deciding, manifest)) is not None:
             trainer: Trainer = _ArchitectureTrainer(name or weights.MODEL, json.dumps(architecture))
         else:
-            trainer_class = trainer_class or registry.find("model", str(flags["model"])).make
+            trainer_class = trainer_class or registry.find("model", flags["model"]).make
             user_data = registry.class_entry(trainer_class)
             defaults = plain(user_data.defaults)
             given = {name: value for name, value in deciding["model_arg"].items() if value != defaults.get(name, ...)}
@@ -126,7 +128,7 @@ class SavedRun:
             )
         if architecture is not None and (name or saved.model_is_forward):
             return architecture
-        user_files.refuse_unnamed_code(manifest.path, {"model": flags.get("model")}, fix="load_model its trainer_class")
+        user_files.refuse_unnamed_code(manifest.path, flags, fix="load_model its trainer_class")
         if not flags.get("model"):
             owner = kind = deciding["model"]
             more = "" if saved.model_is_forward else ", whose forward computes the predictions"

@@ -406,3 +406,28 @@ def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
     found = tf_config.from_environment({"TF_CONFIG": config, "CRANKSHAFT_JOB_SECRET": "1234567890123456"})
     assert found.secret == b"1234567890123456"
     assert "1234567890123456" not in repr(found)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
+def test_no_child_imports_modules_of_the_folder_that_a_command_is_given_in(tmp_path):
+    """Those of an unpacked data set, for example. A program of the user's has its own folder."""
+    run = "from crankshaft.launch.command import run\nif __name__ == '__main__':\n    run()"
+    (installed := tmp_path / "crankshaft").write_text(run)  # as pip writes it
+    (tmp_path / "data").mkdir()
+    for name in ("json", "csv", "secrets", "tempfile", "selectors", "multiprocessing"):
+        (tmp_path / "data" / f"{name}.py").write_text(f"raise SystemExit('{name} of the folder was imported')")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "beside.py").write_text("print('beside it')")
+    (tmp_path / "own" / "script.py").write_text("import tensorflow, beside")
+    local = ("local", "--workers=1", "--max_restarts=0", "--")
+    flags = ("--model=mlp", "--input=digits", "--jit=off", "--train_steps=1", "--progress=off")
+    prepare = ("prepare", "--input=digits", "--output_dir=shards", "--shards=2", "--processes=2")
+    for words in ((*local, *flags), (*local, "../own/script.py"), prepare):
+        done = subprocess.run(
+            [sys.executable, installed, *words],
+            cwd=tmp_path / "data",
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert ("beside it" in done.stdout) == ("../own/script.py" in words)

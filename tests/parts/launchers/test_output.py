@@ -48,3 +48,12 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_in_a_log_and_a_line(tmp_pa
     os.close(shown)
     text = (tmp_path / "log").read_text()
     assert text == "first\n=== 3 lines missing: File too large ===\nfifth\nsixth\n"
+
+
+def test_what_a_task_prints_acts_on_no_terminal_that_shows_its_log(tmp_path):
+    shown = os.open(os.devnull, os.O_WRONLY)
+    with open(tmp_path / "log", "ab", buffering=0) as log, selectors.DefaultSelector() as selector:
+        task = output.TaskOutput("worker 0", "32", log)
+        task.show([b"\x1b[31mred\x1b[0m \x1b[2J"], output.Sink(shown, selector, False))
+    os.close(shown)
+    assert (tmp_path / "log").read_text() == "\x1b[31mred\x1b[0m \\x1b[2J\n"

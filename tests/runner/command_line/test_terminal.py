@@ -1,6 +1,9 @@
 """What is printed goes where the program's streams go, whatever these are by then."""
 
+import ast
 import errno
+import io
+import json
 import os
 import pty
 import sys
@@ -8,11 +11,13 @@ import sys
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import logging
 from crankshaft.runner import failures, progress
 from crankshaft.runner import terminal as terminals
 from crankshaft.runner.command_line import help
 from crankshaft.runner.host import process
 from crankshaft.runner.host.isolation import Isolation
+from tests.processes import ROOT
 
 
 def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
@@ -25,6 +30,41 @@ def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
         assert "0.5" in text
         assert "dog" in text
         assert not set("\x1b\x07\x9b") & set(text)
+
+
+def test_a_name_with_a_line_break_makes_no_line_of_its_own(tmp_path, monkeypatch, terminal):
+    name = "dog\nevaluation at step 9: accuracy 1\x1b[2J\x7f"
+    file, read = terminal
+    monkeypatch.setattr(sys, "stderr", file)
+    failures.print_line(f"{name} is read")
+    record = logging.logger.makeRecord("crankshaft", 30, "f", 1, "%s is read", (name,), None)
+    assert logging.logger.filter(record)
+    assert record.getMessage() == r"dog\nevaluation at step 9: accuracy 1\x1b[2J\x7f is read"
+    bar = progress.Bar(file, "step 1/9", 9)
+    bar.print(name)
+    bar.close()
+    progress.CellBar(9).print(name)
+    with progress.watch("plain", file)(name, 3) as done:
+        done(3)
+    assert not [line for line in read().splitlines() if line.startswith("evaluation")]
+    line = progress.evaluation_line(9, {name: 0.5}, "json")
+    assert json.loads(terminals.fitted(line, io.StringIO()))["metrics"] == {name: 0.5}
+
+
+def test_each_print_escapes_what_may_be_from_a_file():
+    """Those beside: text of this package alone, figures, or what a program has generated or drawn for a terminal."""
+    own = {"launch/cluster/arrival.py", "launch/command_line/help.py", "launch/dashboard/metrics.py"}
+    own |= {"launch/dashboard/server.py", "launch/host/exits.py", "launch/plan/main.py", "launch/run/progress.py"}
+    own |= {"launch/composition/open_run.py", "launch/run/modes/generate.py"}
+    missed = []
+    for path in (path for folder in ("engine", "input", "launch", "models") for path in (ROOT / folder).rglob("*.py")):
+        for call in ast.walk(ast.parse(path.read_text())):
+            is_print = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print"
+            if is_print and str(path.relative_to(ROOT)) not in own:
+                text = " ".join(map(ast.unparse, call.args))
+                if not any(name in text for name in ("fitted(", "as_line(", "one_line(", "visible(")):
+                    missed.append(f"{path}:{call.lineno}")
+    assert not missed
 
 
 def test_what_is_printed_to_a_terminal_that_is_gone_is_not_missed(monkeypatch):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from absl import flags
 from absl.testing import flagsaver
 
 import crankshaft
 from crankshaft import mean
+from crankshaft.engine.checkpoints.manifest import with_digest
 from crankshaft.runner.command_line import parsing
 from crankshaft.runner.failures import UsageError
 from tests.launch.line import RUN, Line
@@ -86,6 +89,18 @@ def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere
     (folder / "run" / "model.json").write_text(json.dumps(described | {"keras": None}))  # as of a subclassed model
     with pytest.raises(UsageError, match=r"ckpt-4.manifest.json names .*line.py, .*; give load_model its trainer"):
         crankshaft.load_model(folder / "run")
+    manifest = folder / "run" / "checkpoints" / "ckpt-4.manifest.json"
+    record = json.loads(manifest.read_text())
+    for name, line in ((["/evil.py"], r"4.manifest.json: model=\['/evil.py'\] is a list"), ("evil", "evil is unknown")):
+        record["about"]["flags"]["model"] = name
+        manifest.write_text(json.dumps(with_digest(record)))
+        path = elsewhere / str(name)  # which the list is as text
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("raise SystemExit('it ran')")
+        with pytest.raises(UsageError, match=line):
+            crankshaft.load_model(folder / "run")
+    record["about"]["flags"]["model"] = about["flags"]["model"]
+    manifest.write_text(json.dumps(with_digest(record)))
     (folder / "run" / "model.json").write_text(json.dumps(described))
 
     monkeypatch.setenv("HOME", str(folder))
@@ -118,16 +133,63 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 
 
+def test_a_runs_configuration_names_no_code_no_hosts_and_no_folders_for_another_call(folder, caplog):
+    """Nor does a mapping of its flags alone, beside a run's files; another file is as its user's own words."""
+    (folder / "run").mkdir()
+    (folder / "run" / "events.jsonl").touch()
+    call = ["crankshaft train", "--config=run/config.json"]
+    config, model = folder / "run" / "config.json", str(folder / "my model" / "line.py")
+    places = {"cluster_hosts": "a:1,b:2", "bind": "0.0.0.0", "metrics_port": 9119, "task_index": 0, "mode": "eval"}
+    places |= {"export_dir": "y", "init_from": "z", "result_json": "r", "tensorboard_dir": "x"}
+    saved = asked("--model=mlp", "--input=csv", "--input_arg=label=a").as_json()
+    plain = {"model": "mlp", "input": "csv", "input_arg": {"label": "a"}}
+    for values in (saved, plain):
+        in_run = values.get("flags", values)
+        in_run |= places
+        in_run["input_arg"]["prepared_dir"] = "/etc"
+        config.write_text(json.dumps(values))
+        caplog.clear()
+        taken = parsing.from_argv([*call, "--run_dir=new", "--bind=127.0.0.1"])
+        assert taken["model"] == "mlp"
+        assert taken["input_arg"] == {"label": "a"}
+        assert taken.keys() & places.keys() == {"bind"}
+        assert taken["bind"] == "127.0.0.1"
+        line = "config=run/config.json is a run's, of which these are not taken: "
+        assert line in caplog.text
+        assert "bind" not in caplog.text
+        for name, value in {**places, "prepared_dir": "/etc"}.items():
+            assert (f"{name}={value}" in caplog.text) == (name != "bind")
+        in_run["model"] = model
+        config.write_text(json.dumps(values))
+        with pytest.raises(UsageError, match=f"config=run/config.json names {model}, which does not run"):
+            parsing.from_argv(call)
+    (folder / "run" / "mine.json").write_text(json.dumps(plain))
+    assert parsing.from_argv(["crankshaft train", "--config=run/mine.json"])["cluster_hosts"] == "a:1,b:2"
+
+
+def test_a_run_that_is_read_writes_no_file_where_its_folder_says_and_is_the_same_run(inside, folder):
+    (folder / "t.csv").write_text("x,label\n" + "".join(f"{x / 7},{x % 2}\n" for x in range(40)))
+    data = ("--model=logistic", "--input=csv", "--data_dir=t.csv", "--validation_split=0.2", "--train_steps=2")
+    inside(*data, "--input_arg=array=true", "--input_arg=prepared_dir=fast", "--run_dir=run").ok()
+    shutil.rmtree(folder / "fast")
+    outcome = inside("--mode=eval", "--run_dir=run").ok()
+    assert "run/config.json: prepared_dir=fast is not taken from a run" in outcome.err
+    assert not (folder / "fast").exists()
+    assert (folder / ".crankshaft").exists()
+
+
 def test_the_scripts_flags_of_a_config_give_no_flag_of_another_call(folder, script_flags):
     about = asked("--model=mlp", "--input=synthetic").as_json()
     about["flags"]["flagfile"] = "flags.txt"
-    about["deciding"]["script_flags"] = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "slope": "up"}
+    of_others = {"model": "evil.py", "init_from": "evil", "flagfile": "x", "log_dir": "x"}
+    about["deciding"]["script_flags"] = {**of_others, "slope": "up"}
     (folder / "config.json").write_text(json.dumps(about))
     with pytest.raises(UsageError, match=r"config.json: slope is unknown"):
         parsing.from_argv(["crankshaft train", "--config=config.json"])
     slope = script_flags.DEFINE_string("slope", "down", "Of the line.")
     values = parsing.from_argv(["crankshaft train", "--config=config.json"])
     assert slope.value == "up"
+    assert flags.FLAGS.log_dir != "x"
     assert values["model"] == "mlp"
     assert not values.keys() & {"init_from", "flagfile"}
 

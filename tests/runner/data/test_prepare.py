@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.input import array_record, tfrecord
+from crankshaft.input import array_record, images, tfrecord
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import tokens
 from crankshaft.launch import command
@@ -183,6 +183,43 @@ def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
     assert "has other files in it (thesis.txt)" in error
 
 
+def test_only_shards_are_removed_and_a_file_of_another_program_is_never_replaced(prepared, own_input, tmp_path):
+    """Somebody may have chosen what stands in the folder, e.g. with a data set."""
+    out, precious = tmp_path / "out", tmp_path / "precious.tfrecord"
+    call = (f"--input={own_input}", f"--output_dir={out}", "--shards=2")
+    assert prepared(*call)[0] == 0
+    plan = json.loads((out / "prepare.json").read_text())
+    plan["plan"]["examples"] = {}
+    (out / "features.json").unlink()
+    precious.write_text("thesis")
+    for name in ("../precious.tfrecord", str(precious), "train/../../precious.tfrecord", "features.json", 3, None):
+        (out / "prepare.json").write_text(json.dumps({**plan, "shards": [*plan["shards"], name]}))
+        code, _, error = prepared(*call)
+        assert code == 2
+        assert f"{out}/prepare.json is not what crankshaft prepare writes there; give another folder" in error
+    assert precious.read_text() == "thesis"
+    assert len([*out.rglob("*.tfrecord")]) == 3
+    for text in ("alias", '{"plan": [1]}', '{"a": 1}', "[" * 100_000):
+        (out / "prepare.json").write_text(text)
+        assert prepared(*call)[0] == 2
+        assert (out / "prepare.json").read_text() == text
+    (out / "prepare.json").unlink()
+    (out / "prepare.json").symlink_to(precious)
+    code, _, error = prepared(*call)
+    assert code == 1
+    assert "prepare.json: it is a link" in error
+    assert precious.read_text() == "thesis"
+    (out / "prepare.json").unlink()
+    (out / "prepare.json").write_text('{"pl')  # a call that was killed as it wrote it
+    (out / "features.json").symlink_to(precious)  # is replaced
+    assert prepared(*call)[0] == 0
+    assert precious.read_text() == "thesis"
+    assert not (out / "features.json").is_symlink()
+    (out / "features.json").write_text('{"splits": [3]}')
+    assert prepared(*call)[0] == 0
+    assert len(tfrecord.load(str(out), 0).train) == 10
+
+
 def test_shard_that_is_missing_or_cut_at_a_record_is_found(prepared, own_input, tmp_path):
     out = tmp_path / "out"
     prepared(f"--input={own_input}", f"--output_dir={out}", "--shards=2")
@@ -299,6 +336,34 @@ def test_several_processes_write_what_one_writes_and_a_source_is_written_as_it_r
     read, other = (tfrecord.load(str(tmp_path / name), 0).train.read(np.arange(10)) for name in ("one", "again"))
     tf.nest.map_structure(np.testing.assert_array_equal, read, other)
     assert len([*(tmp_path / "again" / "train").glob("*.tfrecord")]) == 2
+
+
+def test_a_list_of_pictures_copies_no_other_file_into_shards_unless_that_is_asked_for(prepared, tmp_path):
+    """Whoever made the data set wrote the list, and the shards may be for others."""
+    (tmp_path / "set").mkdir()
+    for path in ("private.png", "set/0.png"):
+        (tmp_path / path).write_bytes(tf.io.encode_png(np.zeros((4, 4, 3), np.uint8)).numpy())
+    (tmp_path / "set" / "link.png").symlink_to(tmp_path / "private.png")
+    (tmp_path / "secret.png").write_text("hunter2")
+    call = ("--input=images", "--input_arg=size=4", "--input_arg=augment=false", "--shards=1")
+    call += (f"--data_dir={tmp_path}/set/list.csv", f"--output_dir={tmp_path}/out")
+    for name in ("../private.png", tmp_path / "private.png", "x/../../private.png", "link.png", "ram://a/b.png"):
+        (tmp_path / "set" / "list.csv").write_text(f"0.png,0\n{name},1\n")
+        code, _, error = prepared(*call)
+        assert code == 2
+        assert f"list.csv, line 2 names {name if '://' in str(name) else ''}" in error
+        assert "input_arg=allow_outside=true" in error
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "set" / "list.csv").write_text("0.png,0\n../secret.png,1\n")
+    code, _, error = prepared(*call, "--input_arg=allow_outside=true")
+    assert code == 2
+    assert "secret.png does not begin as a JPEG" in error
+    assert "hunter" not in error
+    (tmp_path / "set" / "list.csv").write_text("0.png,0\n../private.png,1\n")
+    assert prepared(*call, "--input_arg=allow_outside=true")[0] == 0
+    assert len(images.load(f"{tmp_path}/set/list.csv", 0, size=4).train) == 2  # to train on them alone is as ever
+    (tmp_path / "set" / "list.csv").write_text("hunter2\n")
+    assert "hunter" not in prepared(*call)[2]
 
 
 def test_to_train_on_shards_of_text_takes_no_library(prepared, tmp_path, monkeypatch):
