@@ -125,7 +125,7 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] not in _WITHOUT_TENSORFLOW and "tensorflow" not in sys.modules:
-        import_module("crankshaft.runner.host.process").import_tensorflow(_HOMES[name])
+        import_module("crankshaft.runner.host.startup").import_tensorflow(_HOMES[name])
     return getattr(import_module(_HOMES[name]), name)
 
 

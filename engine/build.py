@@ -14,7 +14,7 @@ import tensorflow as tf
 from . import optimizers
 from .data import form
 from .errors import UsageError, reason
-from .internals import keras
+from .internals import keras, keras_calls
 from .internals.variables import tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
@@ -130,7 +130,7 @@ def build_layers(trainer: Any, model: tf.keras.Model, features: Any = None) -> N
 
 def make_variables(owner: str, model: tf.keras.Model, features: Any) -> None:
     """Makes a model's variables, if they don't exist, for features as these; `owner` names the trainer in errors."""
-    keras.refuse_keras_2(model)
+    keras_calls.refuse_keras_2(model)
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
@@ -138,9 +138,9 @@ def make_variables(owner: str, model: tf.keras.Model, features: Any) -> None:
     specs = form.values(form.element_spec(features))
     batch = tf.nest.map_structure(form.batch_spec, specs)
     try:
-        keras.build(model, batch)
+        keras_calls.build(model, batch)
         if not all(layer.built for layer in keras.layers_in(model)):
-            keras.build(model, batch, training=True)  # which may call more, such as an auxiliary head
+            keras_calls.build(model, batch, training=True)  # which may call more, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())

@@ -18,7 +18,7 @@ import tensorflow as tf
 from .captured import Captured
 from .checkpoints.slices import RowTable
 from .errors import UsageError
-from .internals import keras
+from .internals import keras, keras_calls
 from .internals.variables import VARIABLES, tf_variable, tracked, tracked_variables, variable_path
 from .optimizers import Optimizer
 from .optimizers.averaging import Averaged, WeightAverage
@@ -156,7 +156,7 @@ class Inventory:
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among `layers_without_averages`."""
-        return [layer for layer in self.layers_without_averages if isinstance(layer, keras.Trainable)]
+        return [layer for layer in self.layers_without_averages if isinstance(layer, keras_calls.Trainable)]
 
     @property
     def all_weights(self) -> list:

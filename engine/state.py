@@ -15,7 +15,7 @@ from .checkpoints import Manifest, Matching, objects
 from .checkpoints.manifest import check_extra
 from .data.feeds.position import Position
 from .errors import UsageError
-from .internals import keras
+from .internals import keras_calls, keras_optimizers
 from .internals.tensorflow import TrackableNode
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing
@@ -162,7 +162,7 @@ class TrainState:
         """Returns the keys of averages that replace weights as training ends (`use_ema`), by the keys of these."""
         optimizers = self.trainer.inventory.optimizers.values()
         kept = [optimizer.keras_optimizer for optimizer in optimizers if isinstance(optimizer, KerasOptimizer)]
-        pairs = [pair for optimizer in kept if optimizer.use_ema for pair in keras.averages(optimizer)]
+        pairs = [pair for optimizer in kept if optimizer.use_ema for pair in keras_optimizers.averages(optimizer)]
         names = self._names() if pairs else {}
         return {names[id(weight)]: names[id(shadow)] for weight, shadow in pairs if id(weight) in names}
 
@@ -230,7 +230,7 @@ class TrainState:
         inventory = self.trainer.inventory
         if inventory.loss_scale is not None:
             return RULES
-        if any(not keras.takes_training(model) for model in inventory.models):
+        if any(not keras_calls.takes_training(model) for model in inventory.models):
             return RULES - 1
         return RULES - 2 if inventory.repeats_seeds else RULES - 3
 

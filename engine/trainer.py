@@ -14,7 +14,7 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .errors import UsageError
-from .internals import graphs, keras
+from .internals import graphs, keras, keras_calls, keras_scopes
 from .inventory import Inventory
 from .metrics.means import as_losses, checked
 from .metrics.pairs import Mean, SumOfMeans
@@ -79,12 +79,12 @@ class Trainer(Traits, tf.Module):
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        features = keras.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
-        return keras.call(self.model, features, training=training)
+        features = keras_calls.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
+        return keras_calls.call(self.model, features, training=training)
 
     def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
         """Converts an array of varying length to what the model takes."""
-        return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
+        return keras_calls.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
     def loss(self, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.
@@ -204,7 +204,7 @@ class Trainer(Traits, tf.Module):
 
     def _evaluate(self, batch: Any) -> tuple[dict[str, Any], Any]:
         """Computes metrics, and `batches.to_slices` of the predictions if `compute_metrics` needs them."""
-        with keras.computing_with(step_context().values):
+        with keras_scopes.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
                 _, compute_metrics, outputs = self._forward_losses(batch, training=False)
             metrics = {**compute_metrics(), **outside}
@@ -221,7 +221,7 @@ class Trainer(Traits, tf.Module):
         """
         unpacked = batches.unpack(batch)
         outputs = self.forward(unpacked.features, training)
-        outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
+        outputs = tf.nest.map_structure(keras_calls.in_float32, outputs)  # so that a loss keeps small probabilities
         owner = f"{type(self).__name__}.loss"
         if is_written := (losses := self._model_losses(outputs, batch)) is None:
             with diagnosis.labels_as_numbers(unpacked.labels, self):
@@ -233,7 +233,7 @@ class Trainer(Traits, tf.Module):
                 diagnosis.warn_of_sums(owner, losses.values(), batch, options.micro_batches)
         if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
             if is_written and training:
-                added = keras.own_losses(self.inventory.layers_without_averages)
+                added = keras_scopes.own_losses(self.inventory.layers_without_averages)
                 diagnosis.warn_of_penalties_twice(owner, losses["loss"].total, added)
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
@@ -251,9 +251,9 @@ class Trainer(Traits, tf.Module):
         """
         layers = keras.affected_layers(self.inventory.layers_without_averages, self.trainable_variables)
         # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
-        added = keras.own_losses(layers)
-        if added and (self.reduction.layers_may_mix_replicas or keras.mix_replicas(added)):
-            raise UsageError(keras.MIXED.format(type(self).__name__))
+        added = keras_scopes.own_losses(layers)
+        if added and (self.reduction.layers_may_mix_replicas or keras_scopes.mix_replicas(added)):
+            raise UsageError(keras_scopes.MIXED.format(type(self).__name__))
         weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
         regularized = [weight for weight in weights.values() if weight.regularizer is not None]
         if not (added or regularized):

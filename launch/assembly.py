@@ -20,7 +20,7 @@ from ..runner.command_line import checks, user_files
 from ..runner.command_line.config import WITHOUT_DATA, Config
 from ..runner.data import loading
 from ..runner.failures import UsageError
-from ..runner.host import exits, process
+from ..runner.host import exits, forks, locks, process, startup
 from ..runner.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
         if config.writes_run:
-            locked = process.lock(config.files.path, inherited_lock, process.LOCK_SECONDS)
+            locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS)
             outcome_writer.lock = stack.enter_context(locked)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
@@ -113,7 +113,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with PROCESS:
-            with waiting, process.quiet_startup(is_quiet):
+            with waiting, startup.quiet_startup(is_quiet):
                 import tensorflow as tf
 
                 from ..engine.strategies.base import closing_feeds
@@ -147,7 +147,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             outcome_writer.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:
-                since = time.monotonic() - process.age_seconds() if config.owns_process else began
+                since = time.monotonic() - forks.age_seconds() if config.owns_process else began
                 snapshots = training.prepare(run, user_hooks, since)
                 stack.push(lambda _, error, __: training.close(run, snapshots, error))
         run.mark_open(outcome_writer, isolation, stack.pop_all(), _page)

@@ -11,7 +11,7 @@ from ..engine.version import __version__
 from ..runner import explanations, failures
 from ..runner.command_line import help
 from ..runner.command_line.flags import MODES
-from ..runner.host import process
+from ..runner.host import streams
 from ..runner.host.signals import end_pid_1, interruptible
 
 # What a task imports from its start to its first step, and its parent once for all that it forks.
@@ -68,7 +68,7 @@ COMMANDS = {
 
 def run() -> None:
     """Runs the subcommand that `sys.argv` names, and exits the process."""
-    name, *arguments = process.arguments()[1:] or [""]
+    name, *arguments = streams.arguments()[1:] or [""]
     if name in ("", "help", "--help", "-h"):
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
         lines += [f"  {command:<10} {purpose}" for command, (_, purpose, *_) in COMMANDS.items()]
@@ -92,7 +92,7 @@ def execute(name: str, arguments: Sequence[str]) -> NoReturn:
     main = importlib.import_module(command.module).main
     if name == "train":  # which scripts call too: it exits by itself
         main(argv=argv)
-    process.prepare_streams()
+    streams.prepare_streams()
     kept = command.kept and f"; {command.kept}"
     try:
         with interruptible():

@@ -24,8 +24,8 @@ from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.run_data import Data
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
-from ..engine.internals import keras
 from ..engine.strategies.registry import CLUSTERED
+from ..parts.keras_models import keras_internals
 from ..parts.keras_models.keras_callbacks import KerasCallbacks
 from ..parts.keras_models.keras_compile import untracked_optimizer
 from ..parts.keras_models.keras_trainer import KerasTrainer
@@ -173,7 +173,7 @@ def _train(arguments: Arguments) -> api.Run:
     callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
     callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
     packages = {type(callback).__module__.partition(".")[0] for callback in callbacks}
-    if (module := keras.fit_module()).partition(".")[0] not in {"keras", *packages}:
+    if (module := keras_internals.fit_module()).partition(".")[0] not in {"keras", *packages}:
         logging.warning_once(
             "keras.Model.fit is %s's, which crankshaft.fit does not call: what it logs is not logged; give its "
             "callback, such as mlflow.tensorflow.MlflowCallback()",

@@ -33,7 +33,7 @@ from ..runner import terminal
 from ..runner.command_line import command_flags, parsing, registry, user_files
 from ..runner.command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
 from ..runner.failures import UsageError
-from ..runner.host import process
+from ..runner.host import process, startup
 
 if TYPE_CHECKING:
     from ..runner.data.writing_shards import Loaded
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     ):  # of an input that reads lists of files: shards are copies, for others to read
         arguments = {"allow_outside": False, **arguments}
     process.prepare(tunes_allocator=False)
-    with process.quiet_startup(quiet=False):
+    with startup.quiet_startup(quiet=False):
         from ..runner.data import writing_shards
 
     request = ShardRequest(
@@ -152,7 +152,7 @@ def _start_worker(request: ShardRequest, safe_path: str | None) -> None:
 
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
-    with process.quiet_startup(quiet=True):
+    with startup.quiet_startup(quiet=True):
         from ..runner.data import writing_shards
     try:
         if len(_task) == 1:  # the process's first shard

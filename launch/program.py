@@ -15,7 +15,7 @@ from ..engine.strategies.registry import CLUSTERED
 from ..runner.command_line import checks, configuring, parsing
 from ..runner.command_line.config import Config
 from ..runner.command_line.flags import Flags
-from ..runner.host import process
+from ..runner.host import forks
 from ..runner.host.remote import remote_folder
 
 # The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`parts.clusters`).
@@ -91,7 +91,7 @@ def check(config: Config) -> None:
 
     Waits only for hosts whose names do not resolve yet, and lets the other tasks of a cluster know of a mistake.
     """
-    process.refuse_within_import()
+    forks.refuse_within_import()
     with contextlib.ExitStack() as stack:
         if config.cluster:
             from ..parts.clusters import arrival, rendezvous

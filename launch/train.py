@@ -26,7 +26,7 @@ from ..engine.errors import LostPeerError, StuckStreamError, as_line
 from ..runner import explanations, failures, terminal
 from ..runner.command_line import help, parsing, paths, user_files
 from ..runner.command_line.config import Config
-from ..runner.host import exits, process
+from ..runner.host import exits, streams
 from ..runner.host.signals import end_pid_1, interruptible
 from ..runner.host.text_files import write_json
 from . import assembly, program
@@ -68,9 +68,9 @@ def main(
             "crankshaft.run, with the flags as keywords: run(MyTrainer, data=data, train_epochs=10)"
         )
     end_pid_1()
-    process.prepare_streams()
+    streams.prepare_streams()
     terminal.fit_log()
-    with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
+    with contextlib.redirect_stdout(streams.SturdyStream(sys.stdout)) as output:
         call = _Program(trainer_class, data, hooks, may_change, output)
         with call.failures_reported():
             call.start(argv)
@@ -82,7 +82,7 @@ def main(
 class _Program:
     """One call of `main`, in its process and in the tasks that it forks."""
 
-    def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
+    def __init__(self, trainer_class, data, hooks, may_change, output: streams.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
         self._output = output
         self.code = 0
@@ -93,7 +93,7 @@ class _Program:
     def start(self, argv: list[str] | None) -> None:
         """Executes a command line: plans, or runs in this process or in forks of it."""
         user_files.check_trainer(self._trainer_class)
-        argv = process.arguments() if argv is None else argv
+        argv = streams.arguments() if argv is None else argv
         words = dict(word[2:].split("=", 1) for word in argv if re.match("--(result_json|run_dir)=", word))
         self._paths = {"result_json": None, "run_dir": None, **words}
         given = parse(argv)

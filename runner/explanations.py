@@ -19,7 +19,7 @@ from ..engine.errors import LabelError, NonfiniteError, SaveError, chain, reason
 from ..engine.machine import cpus
 from ..engine.own_code import LIKE_USERS, OWN, is_file_of, is_module_of
 from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
-from .host import process
+from .host import forks
 
 _LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
@@ -43,7 +43,7 @@ def explained(call: Callable[P, R]) -> Callable[P, R]:
     def border(*args: P.args, **keywords: P.kwargs) -> R:
         __tracebackhide__ = True  # in IPython and pytest
         try:
-            process.refuse_forked_start()
+            forks.refuse_forked_start()
             return call(*args, **keywords)
         except Exception as error:
             raised = _to_programs_error(error)

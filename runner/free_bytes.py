@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ..engine import logging
 from ..engine.data.arrays import is_on_gpus
-from ..engine.internals import keras
+from ..engine.internals import keras_state
 from ..engine.machine import files, memory
 from ..engine.state import TrainState
 from ..engine.strategies.base import Strategy
@@ -59,13 +59,13 @@ def build(config: Config, strategy: Strategy, make: Callable[[], TrainState]) ->
             return make()
 
     # Keras numbers the names of layers in its state, and an attempt that stops half-way must leave no gap in them.
-    names = keras.exchange_state({})
+    names = keras_state.exchange_state({})
     copied = {key: copy.copy(value) if isinstance(value, dict) else value for key, value in names.items()}
-    keras.exchange_state(copied)
+    keras_state.exchange_state(copied)
     try:
         return strategy.build(make_small)
     except _TooLarge:
-        keras.exchange_state(names)  # Keras's names as before the attempt
+        keras_state.exchange_state(names)  # Keras's names as before the attempt
     gc.collect()  # frees the variables that were
     if needed := sum(variable.weight for variable in dry_run(make)):  # else unknown
         _compare(config, needed, copies, free)
@@ -81,7 +81,7 @@ def _limited(most: float) -> Iterator[None]:
         nonlocal created
         value, dtype = keywords.get("initial_value"), keywords.get("dtype")
         shape = keywords.get("shape")
-        shape = keras.initial_shape(value) if shape is None else shape
+        shape = keras_state.initial_shape(value) if shape is None else shape
         size = 0 if shape is None or dtype is None else _bytes(shape, dtype)
         if created + size > most:
             raise _TooLarge

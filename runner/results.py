@@ -11,7 +11,7 @@ from ..engine import logging
 from . import explanations
 from .command_line.config import Config
 from .failures import EXIT_USAGE, RunError
-from .host.process import LockedRunDir
+from .host.locks import LockedRunDir
 from .host.signals import EXIT_CODES
 from .host.text_files import finite, write_json, write_run_file
 

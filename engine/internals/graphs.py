@@ -18,7 +18,7 @@ from .tensorflow import function_attributes, function_graph, has_two_seeds, may_
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
-_FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras.py", "internals/patches.py", "layers/"))
+_FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments

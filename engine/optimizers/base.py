@@ -413,7 +413,7 @@ class FusedOptimizer(Optimizer):
     """A rule with one fused kernel per variable: its slots, a step's scalars, and two updates.
 
     `dense` updates all of a variable; `sparse`, with `indices`, the rows that a sparse gradient (tf.IndexedSlices)
-    has, after repeated rows are summed: of the engine's tables (`engine.tables`), so that an update costs no more than
+    has, after repeated rows are summed: of the engine's tables (`parts.tables`), so that an update costs no more than
     the rows it uses, and if `moves_all_rows` is False of any variable. Both get the kernels' arguments, by their names
     (https://www.tensorflow.org/api_docs/python/tf/raw_ops): `var` and the slots are resource handles. Slots and
     variables are float32. XLA can't compile the sparse kernels of momentum, adagrad and ftrl.

@@ -24,7 +24,7 @@ from ..arguments import (
     parameters,
     unknown,
 )
-from ..internals import keras, keras_copy
+from ..internals import keras_copy, keras_optimizers
 from ..step.options import RATE_OPTIONS, RULE_OPTIONS, StepOptions
 from . import schedules
 from .base import FusedOptimizer, Optimizer, Rate
@@ -398,7 +398,9 @@ def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, option
     }
     changed = [name for name in RATE_OPTIONS if name in options.changed]
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras optimizer may have its own
-    equal = _equal_rates(keras.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
+    equal = (
+        _equal_rates(keras_optimizers.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
+    )
     return equal | {name for name, is_equal in has.items() if is_equal}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals import keras
+from ..internals import keras_scopes
 from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
 from ..metrics.means import as_losses, as_pair, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
@@ -362,7 +362,7 @@ def differentiate(
                 persistent=not is_whole or len(variables) > 1,
                 watch_accessed_variables=not has_frozen,
             ) as tape,
-            keras.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
+            keras_scopes.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
         ):
             if has_frozen:  # so that frozen first layers are not recorded
                 tape.watch(list(map(tf_variable, sources)))

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..data import form
 from ..errors import UsageError
-from ..internals import graphs, keras
+from ..internals import graphs, keras_scopes
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_id, temporary_variable
 from ..internals.variables import assign_local, read_local, server_device
@@ -114,7 +114,7 @@ class StepRunner:
         with self._context(step, has_examples, None, batch_number, start_values) as context:
             context.batch, context.batch_size = batch, batch_size
             context.seed_layers(assigns=not context.start_values.replaces_variables)
-            with keras.computing_with(context.values):
+            with keras_scopes.computing_with(context.values):
                 result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)
                 metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
                 counted = self._counts(has_examples)
@@ -212,7 +212,7 @@ class StepRunner:
             applied=self.applied,
             counts_ids=self._counts_ids,
         )
-        seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
+        seeds = keras_scopes.unseeded_samples(lambda: step_context().keras_seed())
         with context, undivided_losses(), seeds:
             if not tf.executing_eagerly():  # only traces are checked
                 self._contexts.append(context)

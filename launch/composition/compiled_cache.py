@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine.internals import keras
+from ...engine.internals import keras_state
 from ...engine.machine.threads import PROCESS
 from ...engine.state import TrainState
 from ...engine.strategies import jit_choice
@@ -109,7 +109,7 @@ def _key(config: Config, inputs: Inputs, train_steps: int | None) -> dict[str, A
         "model": keras_compile.CompiledState(config.trainer_class.make()),
         "form": form,
         "classes": inputs.data_info.num_classes,
-        "of_keras": keras.defaults(),
+        "of_keras": keras_state.defaults(),
         "eager": tf.config.functions_run_eagerly(),
         "is_short": jit_choice.is_short(train_steps),  # its steps are not unrolled
     }

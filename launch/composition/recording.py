@@ -17,7 +17,7 @@ from ...engine.machine.pauses import Pauses
 from ...engine.record import events
 from ...engine.record.recorder import Recorder
 from ...runner.base import BaseRun
-from ...runner.host import process
+from ...runner.host import streams
 
 _GIT_SECONDS = 5.0
 _LONGEST_COMMAND = 10_000
@@ -36,7 +36,7 @@ def make_recorder(
         "start": {"mode": config.mode},
         "config": {
             "values": {**config.as_json()["flags"], "model": config.model_entry.name},
-            "command": shlex.join(process.arguments())[:_LONGEST_COMMAND],
+            "command": shlex.join(streams.arguments())[:_LONGEST_COMMAND],
             "versions": environment.versions(),
             "commit": _commit(),
         },

@@ -24,7 +24,7 @@ from ...engine.record import events
 from ...runner.command_line import command_flags
 from ...runner.command_line.rules import Number, Text, flag
 from ...runner.failures import RunError, UsageError, nearest
-from ...runner.host import process
+from ...runner.host import locks
 from . import requests
 
 _USAGE = f"crankshaft ask [flags] RUN_DIR {'|'.join(requests.KINDS)}"
@@ -78,7 +78,7 @@ def _check_runs(run_dir: str, task: str | None) -> None:
             last[event["event"]] = event
     start, cluster, end, restart = (last.get(kind, {}) for kind in ("start", "cluster", "end", "restart"))
     pid, space = start.get("pid"), threads.pid_space()
-    is_gone = space and start.get("pid_space") == space and pid is not None and not process.is_alive(pid)
+    is_gone = space and start.get("pid_space") == space and pid is not None and not locks.is_alive(pid)
     if restart and (end or is_gone):
         raise RunError(f"{run_dir}: the run restarts, since {restart.get('cause')}; ask again in a minute")
     if end:

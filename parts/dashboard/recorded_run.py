@@ -21,7 +21,7 @@ from ...engine.metrics.monitored import Monitored
 from ...runner.command_line.flags import Flags
 from ...runner.command_line.values import plain
 from ...runner.failures import UsageError
-from ...runner.host.process import is_alive
+from ...runner.host.locks import is_alive
 from ..benchmark import benchmark_report
 from . import plan_file
 from .record_reader import RecordReader

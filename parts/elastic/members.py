@@ -22,7 +22,7 @@ from typing import Any
 
 from ...engine import logging
 from ...runner.failures import UsageError
-from ...runner.host.process import LockedRunDir, RunDirInUse, can_lock
+from ...runner.host.locks import LockedRunDir, RunDirInUse, can_lock
 from ...runner.host.tasks import Cluster
 from ..clusters import rendezvous
 from ..clusters.rendezvous import ClusterError, RefusedError, Rendezvous, Wait

@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from ...engine.errors import UsageError
-from ...engine.internals import keras
+from ...engine.internals import keras_calls
 from ...engine.step.options import CLIPS, StepOptions
 from .own_step import METHODS
 
@@ -35,26 +35,26 @@ _SET_BY_COMPILE = {
 
 def check(model, trains: bool = True) -> None:
     """Raises UsageError or ValueError if the model can't be trained as compiled; or, not `trains`, predict."""
-    keras.refuse_keras_2(model)
-    if not isinstance(model, keras.Trainable):
+    keras_calls.refuse_keras_2(model)
+    if not isinstance(model, keras_calls.Trainable):
         raise UsageError(
             f"a {type(model).__name__} is not a Keras model; pass a compiled one, or a function that returns one"
         )
     name = type(model).__name__
     if not model.compiled:
         raise UsageError(f"{name} is not compiled; call model.compile(optimizer=..., loss=...) first")
-    overridden = [method for method in _INSTEAD if trains and keras.overrides(model, method)]
+    overridden = [method for method in _INSTEAD if trains and keras_calls.overrides(model, method)]
     if overridden := [method for method in overridden if not getattr(model, method).__module__.startswith("keras.")]:
         instead = ", and ".join(_INSTEAD[method] for method in overridden)
         raise UsageError(f"{name} overrides {', '.join(overridden)}, which no run calls; {instead} (docs/keras.md)")
-    if model.optimizer is None and not keras.overrides(model, "train_step"):
+    if model.optimizer is None and not keras_calls.overrides(model, "train_step"):
         raise UsageError(f"{name} is compiled without an optimizer; call model.compile(optimizer=..., loss=...)")
 
 
 def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) -> StepOptions:
     """Returns the run's options with those of `compile`. Raises UsageError if both set one."""
     optimizer, compiled = getattr(model.optimizer, "inner_optimizer", model.optimizer), options
-    if not any(keras.overrides(model, method) for method in METHODS):  # in whose steps each optimizer has its own
+    if not any(keras_calls.overrides(model, method) for method in METHODS):  # in whose steps each optimizer has its own
         compiled = dataclasses.replace(
             options,
             precision=options.precision if optimizer is model.optimizer else "float16",

@@ -23,7 +23,7 @@ from ...engine.errors import UsageError
 from ...engine.hooks.base import Arrangement, Period, Status, Windowed
 from ...engine.hooks.evaluation import averaged_weights
 from ...engine.hooks.sync_check import hashes
-from ...engine.internals import keras
+from ...engine.internals import keras_scopes
 from ...engine.internals.variables import own_copy, tf_variable
 from ...engine.mesh.sharded import variable_sharding
 from ...engine.meter import Meter
@@ -31,6 +31,7 @@ from ...engine.metrics.monitored import Monitored
 from ...engine.metrics.sums import Sums, kinds_by_name, nan_if_missing, values_by_name
 from ...engine.state import TrainState
 from ...engine.strategies.base import Interrupted
+from . import keras_internals
 from .callback_attributes import Attributes
 
 _WHOLE_WEIGHTS_METHODS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
@@ -44,7 +45,9 @@ _AT_TEST_BATCHES = ("on_test_batch_begin", "on_test_batch_end")
 _IDLE_AT_BATCHES = {
     "ModelCheckpoint": lambda callback: callback.save_freq == "epoch",
     "TensorBoard": lambda callback: (
-        callback.update_freq == "epoch" and not callback.write_steps_per_second and not keras.profiles_batches(callback)
+        callback.update_freq == "epoch"
+        and not callback.write_steps_per_second
+        and not keras_internals.profiles_batches(callback)
     ),
     "TerminateOnNaN": lambda callback: True,  # called at the epoch's end, as weights stay nan until then
 }
@@ -491,7 +494,9 @@ class KerasCallbacks(Windowed):
         loss_scale = self._loss_scale if hasattr(optimizer, "dynamic_scale") else None
         if loss_scale is not None:
             loss_scale.copy_to(optimizer)
-        with keras.with_attributes(self._model, self._attributes if ends else {**self._attributes, **self._refused}):
+        with keras_scopes.with_attributes(
+            self._model, self._attributes if ends else {**self._attributes, **self._refused}
+        ):
             yield
         if loss_scale is not None:
             loss_scale.copy_from(optimizer)
@@ -604,8 +609,8 @@ def _attributes_for_callbacks(trainer, model: tf.keras.Model) -> dict[str, Any]:
     own = getattr(model, "optimizer", None)
     if getattr(own, "inner_optimizer", own) is not optimizer:
         attributes["optimizer"] = optimizer
-    if keras.has_strategy(model):
-        alone = keras.computing_alone(model)
+    if keras_internals.has_strategy(model):
+        alone = keras_internals.computing_alone(model)
         attributes |= {name: functools.partial(alone, name) for name in _COMPUTES}
         why = "of the model that the run trains; train a copy of it"
         attributes |= {name: _refusing(name, why) for name in _TRAINS}

@@ -16,7 +16,8 @@ from keras.src.losses.loss import apply_mask, squeeze_or_expand_to_same_rank
 from keras.src.trainers.compile_utils import CompileLoss, CompileMetrics
 
 from ...engine.errors import UsageError
-from ...engine.internals.keras import TakenOver, expand_to_rank, optimizers_in, without_missing
+from ...engine.internals.keras import expand_to_rank, without_missing
+from .keras_internals import TakenOver, optimizers_in
 
 # Convert a loss's labels, [..., classes] or integers, to classes; -1 is no class.
 _CLASSES_BY: dict[Callable, Callable] = {

@@ -16,7 +16,7 @@ from ...engine import logging
 from ...engine.build import build_layers, make_optimizer, make_variables
 from ...engine.data import form
 from ...engine.errors import UsageError, counted, reason
-from ...engine.internals import graphs, keras, keras_copy
+from ...engine.internals import graphs, keras, keras_calls, keras_copy, keras_optimizers, keras_scopes, keras_state
 from ...engine.internals.variables import tracked_variables
 from ...engine.mesh.layout import current_mesh
 from ...engine.metrics.means import FEW_CLASSES, confusion_matrix, weighed_by
@@ -28,7 +28,7 @@ from ...engine.step.context import StepContext, TracedLoss, step_context
 from ...engine.step.gathering import gather_together
 from ...engine.step.gradients import BatchLosses
 from ...engine.trainer import Trainer
-from . import keras_compile, own_step, trials
+from . import keras_compile, keras_internals, own_step, trials
 from .compiled_model import check, step_options
 from .keras_metrics import KerasMetric
 
@@ -121,7 +121,7 @@ class KerasTrainer(Trainer):
         strategy's scope, and has the run's after each call, also one that fails: if Keras can't recreate it from its
         configuration, pass a function. The function's keywords are the trainer's `model_arg`s.
         """
-        keras.refuse_keras_2(model)
+        keras_calls.refuse_keras_2(model)
         is_built = isinstance(model, tf.keras.layers.Layer)
         if is_built:
             check(model)
@@ -142,7 +142,7 @@ class KerasTrainer(Trainer):
         parameters = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in named]
         __init__.__signature__ = inspect.Signature([self_parameter, *parameters])  # type: ignore[attr-defined]
         content = {"__doc__": doc, "__init__": __init__, "make": staticmethod(make), "is_built": is_built}
-        return type(name, (cls,), {**content, "default_policy": keras.default_policy()})
+        return type(name, (cls,), {**content, "default_policy": keras_state.default_policy()})
 
     @classmethod
     def strategy(cls) -> tf.distribute.Strategy | None:
@@ -153,7 +153,7 @@ class KerasTrainer(Trainer):
         """
         if not cls.is_built:
             return None
-        made_in = keras.scope_strategy(cls.make())
+        made_in = keras_optimizers.scope_strategy(cls.make())
         if isinstance(made_in, _PROCESS_STRATEGIES):
             raise UsageError(
                 f"the model was made in the scope of {type(made_in).__name__}, which the run has to make itself; pass "
@@ -171,23 +171,26 @@ class KerasTrainer(Trainer):
         if not cls.is_built:
             return on_one
         model = cls.make()
-        optimizers = [getattr(one, "inner_optimizer", one) for one in keras.optimizers_in(model).values()]
+        optimizers = [getattr(one, "inner_optimizer", one) for one in keras_internals.optimizers_in(model).values()]
         parts = model, *optimizers
-        return all(not keras.has_strategy(x) if on_one else keras.scope_strategy(x) is distribution for x in parts)
+        return all(
+            not keras_internals.has_strategy(x) if on_one else keras_optimizers.scope_strategy(x) is distribution
+            for x in parts
+        )
 
     @classmethod
     def build_passed(cls, example: Any) -> None:
         """Builds the model that was passed, where it was made, as by Keras, from the program's random numbers."""
         model = cls.make()
-        if any(keras.overrides(model, method) for method in own_step.METHODS):
+        if any(keras_calls.overrides(model, method) for method in own_step.METHODS):
             return  # it can't be copied
-        with keras.scope_strategy(model).scope():
+        with keras_optimizers.scope_strategy(model).scope():
             make_variables(type(model).__name__, model, form.features(example))
 
     def build(self) -> None:
         source = type(self).make(**self._arguments)
         check(source, trains=not self.run_context.only_predicts)
-        if keras.overrides(source, "predict"):
+        if keras_calls.overrides(source, "predict"):
             logging.warning(
                 "%s overrides predict, which run.predict does not call: that gives the data to the model's call",
                 type(source).__name__,
@@ -201,7 +204,7 @@ class KerasTrainer(Trainer):
         # Averages are handed over from a copy: what can't be copied is found before the first step.
         needs_copy = not is_itself or (self.is_built and self.run_context.options.ema_decay > 0)
         self.model = source
-        if own := [method for method in own_step.METHODS if keras.overrides(source, method)]:
+        if own := [method for method in own_step.METHODS if keras_calls.overrides(source, method)]:
             self._build_own_steps(own[0], needs_copy)
             return
         if self.run_context.eval_example is not None:
@@ -228,7 +231,7 @@ class KerasTrainer(Trainer):
         # Layers are compared with their copies when both are built, or neither: building adds variables and attributes.
         with _by_configuration(source):
             copy = keras_copy.copied(source)
-            if keras.overrides(copy, "compile_from_config"):  # its own `compile` may take other arguments
+            if keras_calls.overrides(copy, "compile_from_config"):  # its own `compile` may take other arguments
                 copy.compile_from_config(tf.keras.utils.serialize_keras_object(source.get_compile_config()))
             else:
                 copy.compile(**keras_compile.arguments(source))
@@ -255,10 +258,10 @@ class KerasTrainer(Trainer):
                     f"ema_decay: {type(self.model).__name__}.{method} decides which weights are averaged, and only the "
                     "features of its data are known here; take the model of a run with the data (open_run)"
                 )
-            owners = {path.partition(".")[0] for path in keras.optimizers_in(self.model)}
+            owners = {path.partition(".")[0] for path in keras_internals.optimizers_in(self.model)}
             self.optional_in_checkpoint = ("own_",)
             vars(self.model)["optional_in_checkpoint"] = tuple(f"{owner}/" for owner in owners)
-            if keras.has_call(self.model):
+            if keras_calls.has_call(self.model):
                 build_layers(self, self.model)
         else:
             vars(self.model).pop("optional_in_checkpoint", None)  # of one that was loaded to predict
@@ -343,7 +346,7 @@ class KerasTrainer(Trainer):
         """Prepares for another run of the same model itself, whose compiled steps are used again."""
         assert self.run_context.updates_before is not None  # that of a model that is trained itself
         self.run_context.updates_before.assign(updates_before)
-        keras.seed_again(self.run_context.host_seed)
+        keras_internals.seed_again(self.run_context.host_seed)
         if not self._own_steps:  # in which optimizers count for themselves
             self._continue_from(self.model.optimizer)
 
@@ -383,14 +386,14 @@ class KerasTrainer(Trainer):
         if self._own_steps:
             return self._own_steps.unreset
         by_name = self._metrics.by_name if self._metrics else {}
-        return [name for name, metric in by_name.items() if keras.is_unreset(metric.metric)]
+        return [name for name, metric in by_name.items() if keras_internals.is_unreset(metric.metric)]
 
     def _build_losses(self) -> None:
         """Makes the losses and metrics that the model is compiled with, by a trace of both on one batch."""
         compiled = keras_compile.arguments(self.model)
         fields = form.fields(form.values(form.element_spec(self.run_context.example)))
         self._kept = keras_compile.KeptMetrics(self.model)
-        is_own = keras.overrides(self.model, _OWN)
+        is_own = keras_calls.overrides(self.model, _OWN)
         self._own_loss = keras_compile.OwnLoss(self.model, self._kept) if is_own else None
         self._losses = None if is_own else self._compiled_losses(compiled, fields.labels is not None)
         traces: list[_Trace] = []
@@ -404,7 +407,7 @@ class KerasTrainer(Trainer):
             specs = tf.nest.map_structure(lambda x: x and form.batch_spec(x, size), fields)
             return specs, tf.function(trace, autograph=False).get_concrete_function(*specs).structured_outputs
 
-        specs, outputs = keras.traced_for_some_size(traced, self.run_context.replica_batch_size)
+        specs, outputs = keras_calls.traced_for_some_size(traced, self.run_context.replica_batch_size)
         self._num_outputs = len(tf.nest.flatten(outputs))
         sums = self._sums_of_updates(traces[-1].updates)
         if traces[-1].is_masked:  # a mask's count can't be seen in the result of `compute_loss`
@@ -414,7 +417,7 @@ class KerasTrainer(Trainer):
         self._metrics = None
         if (compiled["metrics"] or compiled["weighted_metrics"]) and specs.labels is not None:
             labels_and_outputs = self._weighed(specs.labels)[0], outputs
-            symbols = tf.nest.map_structure(lambda x: None if x is None else keras.symbol(x), labels_and_outputs)
+            symbols = tf.nest.map_structure(lambda x: None if x is None else keras_calls.symbol(x), labels_and_outputs)
             self._metrics = keras_compile.Metrics(self.model, *symbols)
             sums |= {
                 name: KerasMetric(metric.metric, has_one_length=True) for name, metric in self._metrics.by_name.items()
@@ -523,7 +526,7 @@ class KerasTrainer(Trainer):
         return [*found.not_additive, *found.undecided] if gathers else found.not_additive
 
     def eval_step(self, batch):
-        if keras.overrides(self.model, "evaluate"):
+        if keras_calls.overrides(self.model, "evaluate"):
             raise UsageError(
                 f"{type(self.model).__name__} overrides evaluate, which no run calls; override test_step, or leave "
                 "validation out, and call the model's evaluate, as in a callback"
@@ -540,7 +543,7 @@ class KerasTrainer(Trainer):
         elif self.trainable_variables:
             metrics = super().train_step(batch)
         else:  # as in Keras, there is no update without weights to train
-            with keras.computing_with(step_context().values):
+            with keras_scopes.computing_with(step_context().values):
                 metrics = self._forward_losses(batch, training=True).metrics()
             metrics["gradient_norm"] = Mean(tf.zeros([]), tf.zeros([]))  # of no step: steps have the same metrics
         return self._by_first_names(metrics)
@@ -550,7 +553,7 @@ class KerasTrainer(Trainer):
         parts = [*keras.layers_in(self.model), *keras_compile.all_metrics(self.model)]
         now: dict[str, list[str]] = {}
         for name in metrics:
-            now.setdefault(keras.unnumbered(name, parts), []).append(name)
+            now.setdefault(keras_internals.unnumbered(name, parts), []).append(name)
         if step_context().is_training and not self.first_names:
             self.__dict__["first_names"] = now
         names = {name: name for name in metrics}
@@ -748,7 +751,7 @@ def _loss_sums(losses: keras_compile.Losses, batch) -> dict[str, tuple]:
 def _own_sums(own_loss: keras_compile.OwnLoss, batch) -> dict[str, tuple]:
     """Computes the sums of a model's own loss, and of the numbers with which it updates metrics."""
     features, labels, outputs, weights = batch
-    with keras.without_assignments():
+    with keras_scopes.without_assignments():
         loss, updates = own_loss(features, labels, outputs, weights, True)
     numbers = [tf.cast(x, tf.float32) for update in updates.values() for x, *_ in update if x.shape.rank == 0]
     return {_OWN: tuple(float(_size(outputs)) * number for number in (loss, *numbers))}
@@ -782,7 +785,10 @@ def _by_configuration(model: tf.keras.Model) -> Iterator[None]:
     try:
         yield
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        methods = ("get_config", *(("get_compile_config", "compile_from_config") * keras.overrides(model, "compile")))
+        methods = (
+            "get_config",
+            *(("get_compile_config", "compile_from_config") * keras_calls.overrides(model, "compile")),
+        )
         raise UsageError(
             f"Keras can't recreate {type(model).__name__} from its configuration ({reason(error)[:120]}); implement "
             f"{', '.join(methods)}, or pass a function that returns the compiled model"

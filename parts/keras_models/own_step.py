@@ -21,7 +21,7 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.data import form
 from ...engine.errors import UsageError, reason
-from ...engine.internals import graphs, keras
+from ...engine.internals import graphs, keras, keras_calls, keras_scopes
 from ...engine.internals.patches import undivided_losses
 from ...engine.internals.tensorflow import variables_outside_function
 from ...engine.internals.variables import tf_variable
@@ -33,7 +33,7 @@ from ...engine.step.batches import num_examples, zero_unless
 from ...engine.step.context import StepContext, step_context
 from ...engine.step.gradients import Gradients, Update
 from ...engine.step.options import CLIPS, StepOptions
-from . import keras_compile
+from . import keras_compile, keras_internals
 from .keras_metrics import KerasMetric, joined_kind
 
 # The methods of which a model overrides at least one that has steps of its own.
@@ -97,8 +97,10 @@ class OwnSteps:
 
     def __init__(self, trainer: Any, to_data: Callable[[Any], Any]):
         self._trainer, self._model, self._to_data = trainer, trainer.model, to_data
-        self._found = keras.optimizers_in(self._model)
-        self._applies = keras.TakenOver({"apply": lambda one, *given, **named: _apply.get()(one, *given, **named)})
+        self._found = keras_internals.optimizers_in(self._model)
+        self._applies = keras_internals.TakenOver(
+            {"apply": lambda one, *given, **named: _apply.get()(one, *given, **named)}
+        )
         for optimizer in self._found.values():
             self._applies.add(optimizer)
         self._applied: dict[int, _Applied] = {}
@@ -134,7 +136,7 @@ class OwnSteps:
 
         self._trace("train_step", note)
         is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
-        if keras.overrides(self._model, "test_step") or (keras.has_call(self._model) and not is_built):
+        if keras_calls.overrides(self._model, "test_step") or (keras_calls.has_call(self._model) and not is_built):
             # Without evaluation data it is not called, and may take data of another form than the training data.
             is_unused = is_built and self._trainer.run_context.eval_example is None
             with contextlib.suppress(*[Exception] * is_unused):
@@ -153,7 +155,7 @@ class OwnSteps:
     @property
     def unreset(self) -> list[str]:
         """The names of metrics whose `reset_state` does nothing."""
-        return [metric.name for metric in self._sums if keras.is_unreset(metric)]
+        return [metric.name for metric in self._sums if keras_internals.is_unreset(metric)]
 
     def _trace(self, method: str, apply: Callable[..., None]) -> None:
         """Traces a step on each replica, and forgets the trace."""
@@ -167,7 +169,7 @@ class OwnSteps:
         def step(*batch) -> None:
             batch = batch if isinstance(specs, tuple) else batch[0]
             context = StepContext(step=zero, replica=tf.constant(0))
-            with context, undivided_losses(), keras.unseeded_samples(context.keras_seed):
+            with context, undivided_losses(), keras_scopes.unseeded_samples(context.keras_seed):
                 self._call(method, batch, apply)
 
         def trace(*batch) -> None:
@@ -179,7 +181,7 @@ class OwnSteps:
             arguments = arguments if isinstance(specs, tuple) else (arguments,)
             return tf.function(trace, autograph=False).get_concrete_function(*arguments)
 
-        traced_step = keras.traced_for_some_size(traced, size)
+        traced_step = keras_calls.traced_for_some_size(traced, size)
         if method == "train_step" and strategy.num_replicas_in_sync > 1:
             self._warn_of_local_batches(traced_step.graph)
 
@@ -252,7 +254,7 @@ class OwnSteps:
         values = step_context().values if step_context().is_training else []
         values = [(variable, value) for variable, value in values if id(tf_variable(variable)) not in trained]
         try:
-            with self._applies, keras.computing_with(values):
+            with self._applies, keras_scopes.computing_with(values):
                 returned = step(self._to_data(batch))
         except (AttributeError, NotImplementedError, TypeError) as error:
             if "does not have a `call()`" in str(error):
@@ -264,9 +266,9 @@ class OwnSteps:
             raise UsageError(f"{self._name}.{method} can't be compiled: {reason(error)}; {cure}") from error
         finally:
             _apply.reset(token)
-        here = [x for x in keras.own_losses([self._model]) if getattr(x, "graph", None) is step_context().graph]
-        if keras.mix_replicas(here):
-            raise UsageError(keras.MIXED.format(self._name))
+        here = [x for x in keras_scopes.own_losses([self._model]) if getattr(x, "graph", None) is step_context().graph]
+        if keras_scopes.mix_replicas(here):
+            raise UsageError(keras_scopes.MIXED.format(self._name))
         return returned
 
     def _update(self, step: _Step, optimizer, gradients, trainable_variables=None) -> None:
@@ -292,7 +294,7 @@ class OwnSteps:
             # Moving statistics are averaged where replicas meet first; another average of equal values costs a message.
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            with keras.keeping_tensors(self._model):
+            with keras_scopes.keeping_tensors(self._model):
                 gradients, examples = reduction.sum(local, step.examples, averages, variables)
             gradients = gradients.over(examples)
         else:
@@ -307,7 +309,9 @@ class OwnSteps:
 
     def _pairs(self, method: str, batch, step: _Step, apply: Callable[..., None]) -> dict[str, Pair]:
         """Calls a step; what it returns becomes pairs that add up over replicas and batches."""
-        is_step = keras.overrides(self._model, method) or not keras.overrides(self._model, "compute_metrics")
+        is_step = keras_calls.overrides(self._model, method) or not keras_calls.overrides(
+            self._model, "compute_metrics"
+        )
         owner = f"{self._name}.{method if is_step else 'compute_metrics'}"
         with self._metrics.noting() as notes:
             returned = self._call(method, batch, apply)

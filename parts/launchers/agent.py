@@ -24,7 +24,7 @@ from ...engine import logging
 from ...engine.checkpoints.run_dir import RunDir
 from ...runner.command_line import checks
 from ...runner.failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
-from ...runner.host import process
+from ...runner.host import locks, process, startup
 from ...runner.host.signals import EXIT_CODES, Handlers
 from ..clusters import arrival, rendezvous
 from ..elastic.members import Members
@@ -45,7 +45,7 @@ def can_fork(config: Config, modules: Sequence[str]) -> bool:
       UsageError: it can't, and `--min_workers` needs that.
     """
     process.prepare()
-    with process.quiet_startup(quiet=config.cluster is not None and not config.debug):
+    with startup.quiet_startup(quiet=config.cluster is not None and not config.debug):
         obstacle = _obstacle(config) or template.import_libraries(modules)
     if obstacle and config.min_workers:
         raise UsageError(
@@ -193,7 +193,7 @@ class _Agent(RestartLoop):
             is_last = self._members.is_left
         else:  # whoever has the lock holds the newest state too
             folder = self._config.run_dir if code == EXIT_FAILED and step is not None else None
-            is_last = folder is not None and process.can_lock(folder)
+            is_last = folder is not None and locks.can_lock(folder)
         if step is not None and (self._config.writes_run or is_last):
             child = self._children.fork(self._memory.write)
             lost = child.wait()

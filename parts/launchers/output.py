@@ -17,7 +17,7 @@ from typing import IO
 
 from ...engine.errors import as_line, counted, one_line, visible
 from ...engine.machine.files import append, open_regular
-from ...runner.host.process import has_no_reader
+from ...runner.host.streams import has_no_reader
 
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 20

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from ...engine.checkpoints import manifest as manifests
 from ...runner.failures import EXIT_FAILED, CrankshaftError, fail, print_line
 from ...runner.host.imports import own_python
-from ...runner.host.process import LOCK_SECONDS, lock, quiet_startup
+from ...runner.host.locks import LOCK_SECONDS, lock
+from ...runner.host.startup import quiet_startup
 from .snapshot_memory import Slots, StoredSnapshot, are_slots, make, newest_whole
 
 _VARIABLE = "CRANKSHAFT_SNAPSHOTS"  # environment variable with a task's two files

@@ -12,7 +12,7 @@ from typing import NoReturn
 from ...engine.checkpoints.run_dir import RunDir
 from ...engine.data.source import Source
 from ...runner import failures
-from ...runner.host import exits, process
+from ...runner.host import exits, startup
 from ...runner.host.signals import Handlers
 from ...runner.host.tasks import Cluster
 from ..ask.requests import Requests, answer_stacks
@@ -53,7 +53,7 @@ def serve(
     if gpus is None and cluster.kind == "ps":
         gpus = ()
     # The coordinator need not wait for what takes long.
-    with rendezvous.Rendezvous(cluster), process.quiet_startup(quiet):
+    with rendezvous.Rendezvous(cluster), startup.quiet_startup(quiet):
         import tensorflow as tf
 
         from ...engine.machine.gpus import server_options, use_only

@@ -27,7 +27,7 @@ from ...runner import terminal
 from ...runner.command_line import checks, command_flags, configuring, parsing, paths
 from ...runner.command_line.rules import Boolean, Number, Text, flag
 from ...runner.failures import UsageError
-from ...runner.host import process
+from ...runner.host import process, startup
 from ...runner.host.text_files import write_json
 from ..clusters import discovery, tf_config
 from . import hardware, plan_report, simulation
@@ -106,7 +106,7 @@ def _plan(flags: PlanFlags, given: dict[str, Any], trainer_class=None, data=None
 def _tensorflow() -> Iterator[None]:
     """Starts TensorFlow, of which modules are imported within."""
     process.prepare(tunes_allocator=False)
-    with process.quiet_startup(quiet=True):
+    with startup.quiet_startup(quiet=True):
         yield
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ...engine import hashing
 from ...engine.errors import UsageError
-from ...engine.internals import keras
+from ...engine.internals import keras_scopes
 from ...engine.mesh import sharded
 from ...engine.mesh.layout import MODEL, Mesh, current_mesh
 from ...engine.mesh.sharded import Box, Sharding
@@ -314,7 +314,7 @@ def add_weight(
         return layer.add_weight(name=name, shape=shape, initializer=initial)
     sharding = Sharding.over(layer.mesh, shape, {sharded_axis: MODEL})
     normal = initial if isinstance(initial, Normal) else None
-    with keras.eager_variables():
+    with keras_scopes.eager_variables():
         weight = layer.add_weight(name=name, shape=sharding.local_shape, initializer="zeros" if normal else initial)
         sharded.mark(weight, sharding)
         if normal:

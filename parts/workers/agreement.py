@@ -23,7 +23,7 @@ from ...runner.command_line.config import Config
 from ...runner.command_line.flags import FLAG_INFO
 from ...runner.command_line.values import short
 from ...runner.failures import UsageError
-from ...runner.host.process import can_lock
+from ...runner.host.locks import can_lock
 from ...runner.host.signals import EXIT_CODES
 from ...runner.saved import fingerprints
 

@@ -325,7 +325,7 @@ class Config(Flags):
         Raises:
           UsageError: a file has others than Keras takes, or the model was made with others.
         """
-        from ...engine.internals.keras import is_default
+        from ...engine.internals.keras_state import is_default
         from ..host.isolation import program_defaults
 
         here = program_defaults(getattr(self.program_trainer, "default_policy", None))

@@ -106,7 +106,7 @@ def _precision_of_policy(given: Mapping[str, Any], trainer_class: type | None) -
     """
     if not {"keras", "tensorflow"} <= sys.modules.keys() or getattr(trainer_class, "default_policy", None) is not None:
         return {}
-    from ...engine.internals.keras import default_policy  # slow, unless the program has imported Keras
+    from ...engine.internals.keras_state import default_policy
 
     precision = (policy := default_policy().name).removeprefix("mixed_")
     if policy not in ("mixed_bfloat16", "mixed_float16"):

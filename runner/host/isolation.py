@@ -15,7 +15,7 @@ from absl import flags as absl_flags
 from absl.testing import flagsaver
 
 from ...engine.hooks import numerics
-from ...engine.internals import keras, tensorflow
+from ...engine.internals import keras_state, tensorflow
 from ...engine.machine.threads import PROCESS
 from .. import terminal
 from ..failures import UsageError
@@ -75,7 +75,7 @@ class Isolation:
         with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext(), self.defaults():
             if self._keras is None:
                 tensorflow.use_new_collective_keys()
-            programs = keras.exchange_state(self._keras or keras.initial_state(self._policy))
+            programs = keras_state.exchange_state(self._keras or keras_state.initial_state(self._policy))
             before = _RANDOM.enter(self._random_state) if uses_random else None
             was_deterministic = _DETERMINISM.enter(self._is_deterministic)
             streams = _STREAMS.enter(terminal.escaping_streams())
@@ -91,7 +91,7 @@ class Isolation:
                 self._is_deterministic = _DETERMINISM.leave(was_deterministic)
                 if before is not None:
                     self._random_state = _RANDOM.leave(before)
-                self._keras = keras.exchange_state(programs)
+                self._keras = keras_state.exchange_state(programs)
 
     @contextlib.contextmanager
     def defaults(self) -> Iterator[None]:
@@ -191,4 +191,4 @@ def _refuse_other_defaults(first: dict[str, Any], second: dict[str, Any]) -> Non
 _RANDOM = _ProcessState(_random_state, _set_random_state)
 _DETERMINISM = _ProcessState(tensorflow.is_deterministic, tensorflow.set_deterministic)
 _STREAMS = _ProcessState(terminal.stream_errors, terminal.set_stream_errors)
-_DEFAULTS = _ProcessState(keras.defaults, keras.set_defaults, _refuse_other_defaults)
+_DEFAULTS = _ProcessState(keras_state.defaults, keras_state.set_defaults, _refuse_other_defaults)

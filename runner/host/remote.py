@@ -24,7 +24,7 @@ from ...engine.errors import reason
 from ...engine.machine import files
 from ...input.files import storage
 from ..failures import CrankshaftError, RunError, UsageError
-from . import process
+from . import process, startup
 
 _PUSH_SECONDS = 1.0
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
@@ -58,7 +58,7 @@ class RemoteFolder:
 
     def __init__(self, url: str, elsewhere: Mapping[str, str | None] | None = None):
         process.prepare(tunes_allocator=False)  # before TensorFlow starts
-        process.import_tensorflow()
+        startup.import_tensorflow()
         self.url = url.rstrip("/")
         self._urls = {name: path.rstrip("/") for name, path in (elsewhere or {}).items() if path and "://" in path}
         # One process after another of a run that is killed would fill the disk.

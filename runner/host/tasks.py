@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ...engine.errors import counted
 from ..failures import UsageError
-from .process import LockedRunDir
+from .locks import LockedRunDir
 
 SECRET = "CRANKSHAFT_JOB_SECRET"  # an environment variable, the same for all workers of a job and unknown to others
 MARK = "CRANKSHAFT_SUPERVISOR"  # in the environment of each task that a supervisor has started

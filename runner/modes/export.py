@@ -19,7 +19,7 @@ from ...engine.checkpoints import manifest as manifests
 from ...engine.data import form
 from ...engine.hooks import numerics
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals import keras
+from ...engine.internals import keras, keras_scopes
 from ...engine.internals.variables import own_copy, tf_variable
 from ...engine.machine import files
 from ...engine.trainer import Trainer
@@ -144,7 +144,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
 
     def serve(**features_by_name):
         packed = tf.nest.pack_sequence_as(features, [features_by_name[name] for name in specs])
-        with keras.with_states_of_zero(layers):  # requests have nothing to do with each other
+        with keras_scopes.with_states_of_zero(layers):  # requests have nothing to do with each other
             outputs = [*_leaves(forward(preprocessing(packed)), "outputs")]
         return dict(zip(_unique(leaf.name for leaf in outputs), (leaf.value for leaf in outputs), strict=True))
 

@@ -20,7 +20,7 @@ from ...engine.data.run_data import Data
 from ...engine.data.source import Source, Split
 from ...engine.data.streamed import Stream
 from ...engine.hooks.evaluation import averaged_weights
-from ...engine.internals import keras
+from ...engine.internals import keras_calls
 from ...engine.metrics.predictions import Collector
 from ...engine.state import TrainState
 from ...engine.step.options import RunContext
@@ -63,7 +63,7 @@ class Predictor:
         forward, self._features = forward_and_features(self._trainer, run.example, name)
         self._prediction = Prediction(forward)
         models = architecture.keras_models(self._trainer)
-        self._has_step = name is None and any(keras.overrides(model, "predict_step") for model in models.values())
+        self._has_step = name is None and any(keras_calls.overrides(model, "predict_step") for model in models.values())
 
     def checked(self, data: Any, split: str | None = None) -> Split:
         """Converts the data passed to `Run.predict` to a `Source` or a `Stream`. Raises `UsageError`."""
@@ -137,15 +137,15 @@ def on_one_device(trainer: Trainer) -> Strategy:
 
 def _predict(forward: Callable[..., Any], features: Any) -> Any:
     """Computes outputs as users get them: those of 16-bit floats are float32, and others keep their dtypes."""
-    with keras.predicting():
+    with keras_calls.predicting():
         outputs = forward(features, training=False)
     if any(output is None for output in tf.nest.flatten(outputs)):
         raise UsageError("an output of the model is None, so it has no predictions; predict with a model of the others")
-    return tf.nest.map_structure(keras.in_float32, outputs)
+    return tf.nest.map_structure(keras_calls.in_float32, outputs)
 
 
 def _caller(model: tf.keras.layers.Layer) -> Callable[[Any], Any]:
-    return functools.partial(_predict, functools.partial(keras.call, model))
+    return functools.partial(_predict, functools.partial(keras_calls.call, model))
 
 
 def _outputs(
@@ -249,10 +249,10 @@ def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[C
     data_features = _batch_specs(form.features(example))
     if name is not None:
         model = weights.keras_model(trainer, name)
-        inputs = keras.symbolic_inputs(model)
+        inputs = keras_calls.symbolic_inputs(model)
         return _caller(model), data_features if inputs is None else _batch_specs(inputs)
     forward = functools.partial(_predict, trainer.forward)
-    if type(trainer).forward is not Trainer.forward or (inputs := keras.symbolic_inputs(trainer.model)) is None:
+    if type(trainer).forward is not Trainer.forward or (inputs := keras_calls.symbolic_inputs(trainer.model)) is None:
         return forward, data_features
     shapes, input_shapes = ([spec.shape for spec in tf.nest.flatten(specs)] for specs in (data_features, inputs))
     if len(shapes) == len(input_shapes) and all(map(tf.TensorShape.is_compatible_with, shapes, input_shapes)):

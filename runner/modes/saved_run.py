@@ -18,7 +18,7 @@ from ...engine.data import form, frames
 from ...engine.data.entry import user_data
 from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
-from ...engine.internals import keras
+from ...engine.internals import keras_calls
 from ...engine.step.options import RunContext, StepOptions
 from ...engine.trainer import Trainer
 from .. import explanations
@@ -216,7 +216,7 @@ class ForwardModel(tf.keras.Model):
         self.built = True  # its layers are
 
     def call(self, features, training=False):
-        return tf.nest.map_structure(keras.in_float32, self._forward(features, training=bool(training)))
+        return tf.nest.map_structure(keras_calls.in_float32, self._forward(features, training=bool(training)))
 
     def fit(self, *_, **__):
         raise UsageError(f"fit: this model computes {type(self.trainer).__name__}.forward; train it by crankshaft.run")
@@ -255,7 +255,7 @@ def _with_predict(
       features: features that the model takes, a nest of arrays or specs [examples, ...], if it does not define them.
       name: name of the trainer's attribute that is the model; None is `Trainer.forward`.
     """
-    inputs = keras.symbolic_inputs(model)
+    inputs = keras_calls.symbolic_inputs(model)
     features = features if inputs is None else inputs
     keras_predict, padded = functools.partial(type(model).predict, model), list[form.Padded]()
     form.map_padded(padded.append, features)

@@ -11,7 +11,7 @@ from ...engine import logging
 from ...engine.checkpoints import Checkpoints, Manifest, RunDir
 from ...engine.errors import CheckpointError
 from ...engine.hooks import evaluation, saving
-from ...engine.internals import keras
+from ...engine.internals import keras_optimizers
 from ..base import BaseRun
 from ..command_line import checks, saved_config
 from ..command_line.values import differences
@@ -36,7 +36,7 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     rates = {}
     if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
         for optimizer in run.trainer.inventory.optimizers.values():
-            if optimizer.as_keras and not callable(rate := keras.schedule_or_rate(optimizer.as_keras)):
+            if optimizer.as_keras and not callable(rate := keras_optimizers.schedule_or_rate(optimizer.as_keras)):
                 rates[optimizer] = rate
     saving.restore(checkpoints, run.state, run.hooks, manifest, run.config.allow_changed_config, run.loop.meter)
     for optimizer, rate in rates.items():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...engine.internals import keras, variables
+from ...engine.internals import keras, keras_calls, variables
 from ...engine.trainer import Trainer
 from ..command_line.values import differences, short
 from ..host import isolation
@@ -52,7 +52,7 @@ def describe(trainer: Trainer) -> dict[str, Any]:
 
 def keras_models(trainer: Trainer) -> dict[str, tf.keras.Model]:
     """Returns the Keras models among a trainer's attributes, by their names."""
-    return variables.tracked(trainer, keras.Trainable)
+    return variables.tracked(trainer, keras_calls.Trainable)
 
 
 def changes(before: Mapping[str, Any], trainer: Trainer) -> str:

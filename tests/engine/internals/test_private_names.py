@@ -14,8 +14,19 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "engine" / "internals"
-_FILES = ("patches.py", "tensorflow.py", "keras.py", "keras_copy.py", "pipelines.py")
-OF_PRIVATE = [*(FOLDER / name for name in _FILES), ROOT / "parts" / "keras_models" / "keras_compile.py"]
+_FILES = (
+    "patches.py",
+    "tensorflow.py",
+    "keras.py",
+    "keras_calls.py",
+    "keras_copy.py",
+    "keras_optimizers.py",
+    "keras_scopes.py",
+    "keras_state.py",
+    "pipelines.py",
+)
+_PARTS = ROOT / "parts" / "keras_models"
+OF_PRIVATE = [*(FOLDER / name for name in _FILES), _PARTS / "keras_compile.py", _PARTS / "keras_internals.py"]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -118,7 +129,7 @@ DOCUMENTED = {"_current_frames"}
 # Of Python's library, which has no others for forks and the end of a process; its own modules use them for the like.
 OF_PYTHON = {
     "runner/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
-    "runner/host/process.py": {"_at_fork_reinit"},
+    "runner/host/forks.py": {"_at_fork_reinit"},
 }
 
 

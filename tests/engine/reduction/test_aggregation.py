@@ -7,7 +7,7 @@ import tensorflow as tf
 from crankshaft import Update, gather, minimize, step_context
 from crankshaft.engine.errors import OutOfSyncError, UsageError
 from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.internals import keras
+from crankshaft.engine.internals import keras_scopes
 from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
@@ -455,7 +455,7 @@ def test_on_servers_a_layers_update_applies_to_the_present_value_or_is_refused(b
 
     @tf.function(autograph=False)
     def step(x):
-        with keras.computing_with([(state, tf.identity(state.value))]):
+        with keras_scopes.computing_with([(state, tf.identity(state.value))]):
             made.trainer.model(x, training=True)
             own.assign(3.0)  # by another worker
 
@@ -485,7 +485,7 @@ def test_a_moving_variance_on_servers_stays_between_those_of_batches(layer):
 
     @tf.function(autograph=False)
     def step(x):
-        with keras.computing_with([(each, tf.identity(each.value)) for each in moved]):
+        with keras_scopes.computing_with([(each, tf.identity(each.value)) for each in moved]):
             layer(x, training=True)
             for own, value in zip(owns, between, strict=True):  # another worker's step, begun at the same values
                 own.assign(value)

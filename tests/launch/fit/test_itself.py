@@ -21,7 +21,7 @@ import crankshaft
 from crankshaft.engine import logging
 from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
-from crankshaft.engine.internals.keras import Trainable
+from crankshaft.engine.internals.keras_calls import Trainable
 from crankshaft.launch.composition.compiled_cache import ATTRIBUTE
 from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from crankshaft import UsageError, fit, load_model
 from crankshaft import run as crankshaft_run
-from crankshaft.engine.internals.keras import optimizers_in
+from crankshaft.parts.keras_models.keras_internals import optimizers_in
 from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, Stops, X, Y, gan, guide, measured, slow, vae
 

@@ -352,7 +352,7 @@ def test_who_is_ready_waits_for_a_peer_that_is_not_and_for_the_chiefs_server():
 STRATEGY = """
 import os, sys
 from crankshaft.parts.clusters import discovery, rendezvous, tf_config
-from crankshaft.runner.host.process import quiet_startup
+from crankshaft.runner.host.startup import quiet_startup
 found = tf_config.from_environment(os.environ)
 with rendezvous.Rendezvous(found) as peers:
     peers.wait(600)

@@ -13,7 +13,7 @@ from crankshaft.parts.elastic import members
 from crankshaft.parts.elastic.members import Members, is_waiting
 from crankshaft.parts.launchers.resources import free_ports
 from crankshaft.runner.failures import EXIT_REGROUP, UsageError
-from crankshaft.runner.host.process import LockedRunDir
+from crankshaft.runner.host.locks import LockedRunDir
 from crankshaft.runner.host.tasks import Cluster
 from tests.waiting import PATIENCE, wait_until
 

@@ -19,7 +19,7 @@ from crankshaft.engine.record.events import record_restart
 from crankshaft.input.checks import InputError
 from crankshaft.parts.launchers.restarts import Servers, Synchronous, TaskExit, recorded_restarts
 from crankshaft.runner.failures import EXIT_DIVERGED, EXIT_PORT_TAKEN, EXIT_SLOWER, RunError
-from crankshaft.runner.host.process import RunDirInUse
+from crankshaft.runner.host.locks import RunDirInUse
 from tests.launch.local_tasks import lines_of, pids, says, until_dead
 from tests.processes import assert_says
 

@@ -41,8 +41,8 @@ sys.exit(3)
 RANDOM = """
 import random
 import numpy as np, tensorflow as tf
-from crankshaft.runner.host import process
-print(random.random(), np.random.rand(), float(tf.random.uniform([])), process.age_seconds())
+from crankshaft.runner.host import forks
+print(random.random(), np.random.rand(), float(tf.random.uniform([])), forks.age_seconds())
 """
 BACKEND = """
 import os, sys

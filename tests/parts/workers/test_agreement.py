@@ -15,7 +15,7 @@ import tensorflow as tf
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.parts.workers import agreement
 from crankshaft.runner.failures import UsageError
-from crankshaft.runner.host import process
+from crankshaft.runner.host import locks
 from crankshaft.runner.saved import fingerprints
 from tests.bench import split_of
 from tests.waiting import PATIENCE
@@ -142,6 +142,6 @@ def test_data_that_workers_have_divided_is_not_divided_again(tmp_path, kind):
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_a_lock_on_run_dir_that_does_not_hold_at_a_worker_is_named(tmp_path, caplog, holds):
-    with process.lock(str(tmp_path)) if holds else contextlib.nullcontext():  # the chief's
+    with locks.lock(str(tmp_path)) if holds else contextlib.nullcontext():  # the chief's
         assert agreed(lambda host, worker: agreement.check_run_dir(str(tmp_path), worker)) == [None, None]
     assert ("the chief's lock on it does not hold at worker 1" in caplog.text) != holds

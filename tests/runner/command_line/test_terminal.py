@@ -15,7 +15,7 @@ from crankshaft.engine import logging
 from crankshaft.runner import failures, progress
 from crankshaft.runner import terminal as terminals
 from crankshaft.runner.command_line import help
-from crankshaft.runner.host import process
+from crankshaft.runner.host import streams
 from crankshaft.runner.host.isolation import Isolation
 from tests.processes import ROOT
 
@@ -76,7 +76,7 @@ def test_what_is_printed_to_a_terminal_that_is_gone_is_not_missed(monkeypatch):
         with open(descriptor, "w") as stream:
             monkeypatch.setattr(sys, "stderr", stream)
             assert failures.fail(7, "why it ends") == 7
-            sturdy = process.SturdyStream(stream)
+            sturdy = streams.SturdyStream(stream)
             for _ in range(2):
                 print("a line", file=sturdy, flush=True)
             assert (sturdy.lost and sturdy.lost.errno) == error

@@ -18,7 +18,7 @@ import pytest
 from crankshaft.engine.machine import cpus
 from crankshaft.engine.machine.threads import pid_space
 from crankshaft.runner.failures import RunError, UsageError
-from crankshaft.runner.host import process, signals
+from crankshaft.runner.host import locks, process, signals, startup
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
 from tests.waiting import PATIENCE, wait_until
@@ -75,7 +75,7 @@ def test_keras_2_is_refused(value, monkeypatch):
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_no_file_gets_the_number_of_a_stream_that_is_closed(tmp_path, closed):
     code = (
-        "import os, sys; from crankshaft.runner.host import process; process.prepare_streams()\n"
+        "import os, sys; from crankshaft.runner.host import streams; streams.prepare_streams()\n"
         "file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\n"
         "print('printed', flush=True), print('printed', file=sys.stderr, flush=True), os.system('echo printed')\n"
         "os.write(file, b'%d' % (file > 2))"
@@ -97,7 +97,7 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path, make, monkeypatch):
         monkeypatch.setattr(process.os, "open", refused)
     with (
         pytest.raises(UsageError, match=rf"run_dir={tmp_path}: its file .lock can't be locked \(.*\); remove it"),
-        process.lock(str(tmp_path)),
+        locks.lock(str(tmp_path)),
     ):
         pass
 
@@ -108,9 +108,9 @@ def test_a_lock_that_a_broken_disk_refuses_may_be_tried_again(tmp_path, monkeypa
 
     monkeypatch.setattr(process.os, "open", refused)
     match = r"its file .lock can't be locked \(Read-only file system\); remount its disk"
-    with pytest.raises(RunError, match=match), process.lock(str(tmp_path)):
+    with pytest.raises(RunError, match=match), locks.lock(str(tmp_path)):
         pass
-    assert not process.can_lock(str(tmp_path))
+    assert not locks.can_lock(str(tmp_path))
 
 
 def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
@@ -123,22 +123,22 @@ def test_a_lock_of_another_user_is_held_by_reading_it(tmp_path, monkeypatch):
     (tmp_path / ".lock").write_text("99999999")  # more than any process has
     with monkeypatch.context() as patch:
         patch.setattr(process.os, "open", reads)
-        held = process.lock(str(tmp_path))
+        held = locks.lock(str(tmp_path))
         held.__enter__()
-    with pytest.raises(UsageError, match="is in use by another program"), process.lock(str(tmp_path)):
+    with pytest.raises(UsageError, match="is in use by another program"), locks.lock(str(tmp_path)):
         pass
     held.__exit__(None, None, None)
-    with process.lock(str(tmp_path)):
+    with locks.lock(str(tmp_path)):
         assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()} {pid_space()}"
 
 
 def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
-    code = "import sys; from crankshaft.runner.host import process\nwith process.lock(sys.argv[1]): pass"
+    code = "import sys; from crankshaft.runner.host import locks\nwith locks.lock(sys.argv[1]): pass"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], cwd=ROOT.parent) as last:
         assert last.wait(PATIENCE) == 0
 
     def line():
-        with pytest.raises((UsageError, RunError)) as caught, process.lock(str(tmp_path)):
+        with pytest.raises((UsageError, RunError)) as caught, locks.lock(str(tmp_path)):
             pass
         return caught.value.message
 
@@ -162,7 +162,7 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
 
 @pytest.mark.parametrize("after_loss", [False, True])
 def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_path, monkeypatch, caplog, after_loss):
-    lock = functools.partial(process.lock, str(tmp_path), wait_seconds=PATIENCE, after_loss=after_loss)
+    lock = functools.partial(locks.lock, str(tmp_path), wait_seconds=PATIENCE, after_loss=after_loss)
     waits = []
 
     def wait(seconds: float):
@@ -170,7 +170,7 @@ def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_
         if len(waits) == 2:
             file.close()
 
-    monkeypatch.setattr(process.time, "sleep", wait)
+    monkeypatch.setattr(locks.time, "sleep", wait)
     path = tmp_path / ".lock"
     file = open(path, "w")  # noqa: SIM115
     fcntl.flock(file, fcntl.LOCK_EX)
@@ -185,7 +185,7 @@ def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_
             with pytest.raises(UsageError), lock():
                 pass
             return
-        monkeypatch.setattr(process.time, "sleep", lambda seconds: path.write_text("8 elsewhere"))
+        monkeypatch.setattr(locks.time, "sleep", lambda seconds: path.write_text("8 elsewhere"))
         with pytest.raises(UsageError, match="by process 8 "), lock():
             pass
 
@@ -194,7 +194,7 @@ def test_a_run_waits_for_a_lost_hosts_lock_which_is_an_error_that_may_be_tried_a
     with open(tmp_path / ".lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         (tmp_path / ".lock").write_text("7 elsewhere")
-        with pytest.raises(RunError, match="by process 7 on host elsewhere"), process.lock(str(tmp_path), None, 0.1):
+        with pytest.raises(RunError, match="by process 7 on host elsewhere"), locks.lock(str(tmp_path), None, 0.1):
             pass
         flags = ("--model=mlp", "--input=digits", "--train_steps=2", "--progress=plain", f"--run_dir={tmp_path}")
         run = Program(["-m", "crankshaft", "train", *flags], tmp_path / "out", {**os.environ, "PYTHONPATH": str(ROOT)})
@@ -343,7 +343,7 @@ print(deaf)
 FAILED_IMPORT = """
 import gc, logging, os, sys, threading
 from crankshaft.runner.failures import print_line
-from crankshaft.runner.host.process import quiet_startup
+from crankshaft.runner.host.startup import quiet_startup
 
 try:
     with quiet_startup():
@@ -362,7 +362,7 @@ except ImportError:
 # Two threads that start at once, the second within the first.
 AT_ONCE = """
 import os, threading, time
-from crankshaft.runner.host.process import quiet_startup
+from crankshaft.runner.host.startup import quiet_startup
 
 entered = threading.Event()
 
@@ -413,7 +413,7 @@ def test_address_space_in_which_tensorflow_can_not_start_is_a_line(monkeypatch):
             else contextlib.nullcontext()
         )
         with raised:
-            process.refuse_small_address_space()
+            startup.refuse_small_address_space()
 
 
 @pytest.mark.parametrize("ends_process", [True, False])
@@ -543,7 +543,7 @@ def test_the_first_process_of_a_container_ends_at_sigterm_while_it_starts(tmp_pa
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:strict", "latin-1", "utf-8"])
 def test_what_a_console_has_no_characters_for_is_escaped(encoding):
     program = (
-        "import sys; from crankshaft.runner.host import process; process.prepare_streams()\n"
+        "import sys; from crankshaft.runner.host import streams; streams.prepare_streams()\n"
         "print('k\\xe4se \\u732b \\udcff'); print('k\\xe4se \\u732b', file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONIOENCODING": encoding}

@@ -14,7 +14,7 @@ from crankshaft import load_model
 from crankshaft.engine.hooks import every_steps
 from crankshaft.runner.command_line import saved_config
 from crankshaft.runner.failures import UsageError
-from crankshaft.runner.host import process
+from crankshaft.runner.host import locks
 from crankshaft.runner.host.text_files import write_run_file
 from crankshaft.runner.saved import model_file
 from tests.launch.conftest import MLP
@@ -173,7 +173,7 @@ def test_a_models_arguments_of_another_type_are_named(finished, inside, tmp_path
 def test_a_lock_that_is_no_file_is_refused_at_once_and_its_target_stays(tmp_path, make, why):
     (tmp_path / "victim").write_text("dear")
     make(tmp_path / ".lock")
-    with pytest.raises(UsageError, match=rf"\.lock can't be locked \({why}\)"), process.lock(str(tmp_path)):
+    with pytest.raises(UsageError, match=rf"\.lock can't be locked \({why}\)"), locks.lock(str(tmp_path)):
         pass
     assert (tmp_path / "victim").read_text() == "dear"
 
@@ -181,7 +181,7 @@ def test_a_lock_that_is_no_file_is_refused_at_once_and_its_target_stays(tmp_path
 def test_a_lock_that_is_another_files_name_too_leaves_its_content(tmp_path):
     (tmp_path / "victim").write_text("dear")
     os.link(tmp_path / "victim", tmp_path / ".lock")
-    with process.lock(str(tmp_path)):
+    with locks.lock(str(tmp_path)):
         pass
     assert (tmp_path / "victim").read_text() == "dear"
 
@@ -292,16 +292,16 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
 
 
 def test_a_lock_that_is_removed_is_made_again(tmp_path):
-    with process.lock(str(tmp_path)) as opened:
+    with locks.lock(str(tmp_path)) as opened:
         os.remove(tmp_path / ".lock")
         opened.check()
-        with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), process.lock(str(tmp_path)):
+        with pytest.raises(UsageError, match=f"is in use by process {os.getpid()}"), locks.lock(str(tmp_path)):
             pass
 
 
 def test_a_lock_that_another_has_taken_meanwhile_ends_the_run(tmp_path):
-    with process.lock(str(tmp_path)) as opened:
+    with locks.lock(str(tmp_path)) as opened:
         opened.check()
         os.remove(tmp_path / ".lock")
-        with process.lock(str(tmp_path)), pytest.raises(UsageError, match="is in use by process"):
+        with locks.lock(str(tmp_path)), pytest.raises(UsageError, match="is in use by process"):
             opened.check()
