@@ -12,7 +12,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
-from .own_code import COMPUTING, is_module_of
+from .own_code import COMPUTING_MODULES
 
 # Lines that TensorFlow and Keras add to the cause: where an operation was made, and how many have failed.
 _AROUND = (
@@ -207,7 +207,6 @@ def free_frames(error: BaseException) -> None:
     A traceback keeps each function's variables, such as a step's iterator.
     """
     for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in chain(error)):
-        module = frame.f_globals.get("__name__", "")
-        if module.startswith("tensorflow.") or is_module_of(module, COMPUTING):
+        if frame.f_globals.get("__name__", "").startswith(("tensorflow.", *COMPUTING_MODULES)):
             with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

@@ -17,7 +17,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from ..engine.errors import LabelError, NonfiniteError, SaveError, chain, reason
 from ..engine.machine import cpus
-from ..engine.own_code import LIKE_USERS, OWN, is_file_of, is_module_of
+from ..engine.own_code import FILES_LIKE_USERS, OWN_FILES, OWN_MODULES
 from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import forks
 
@@ -89,7 +89,7 @@ def _shorten(error: BaseException) -> None:
 def is_internal(frame: FrameType) -> bool:
     """Whether a frame is one of the package's own, of TensorFlow's or of Keras's."""
     name = frame.f_globals.get("__name__", "")
-    return is_module_of(name, OWN) or _LEFT_OUT.match(name) is not None
+    return name.startswith(OWN_MODULES) or _LEFT_OUT.match(name) is not None
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -300,7 +300,9 @@ def _is_programs(error: Exception) -> bool:
             return False
         if _CALLBACKS in path:
             return True
-        if not is_file_of(path, (*OWN, *LIKE_USERS)) and not any(part in frame.filename for part in _LIBRARIES):
+        if not path.startswith((*OWN_FILES, *FILES_LIKE_USERS)) and not any(
+            part in frame.filename for part in _LIBRARIES
+        ):
             return True
     return False
 
@@ -310,6 +312,6 @@ def _users_frame(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     for frame in reversed(frames):
         path = os.path.abspath(frame.filename)
-        if not is_file_of(path, OWN) and not any(part in frame.filename for part in _LIBRARIES):
+        if not path.startswith(OWN_FILES) and not any(part in frame.filename for part in _LIBRARIES):
             return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..own_code import COMPUTING, ROOT, is_file_of
+from ..own_code import COMPUTING_FILES, ROOT
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
@@ -138,9 +138,9 @@ def _first_argument(op: tf.Operation) -> int:
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
     frames = [frame for frame in op.traceback if not frame.filename.startswith(_LIBRARIES)]
-    if frames and is_file_of(frames[-1].filename, COMPUTING) and not frames[-1].filename.startswith(_FOR_LAYERS):
+    if frames and frames[-1].filename.startswith(COMPUTING_FILES) and not frames[-1].filename.startswith(_FOR_LAYERS):
         return None
-    programs = [frame for frame in frames if not is_file_of(frame.filename, COMPUTING)]
+    programs = [frame for frame in frames if not frame.filename.startswith(COMPUTING_FILES)]
     return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..own_code import COMPUTING, is_module_of
+from ..own_code import COMPUTING_MODULES
 from .tensorflow import replica_id
 
 VARIABLES = (tf.Variable, tf.keras.Variable)
@@ -211,7 +211,7 @@ def items(value) -> Iterable[tuple[Any, Any]]:
         return enumerate(value.variables)
     if not isinstance(value, tf.Module):
         return ()
-    is_own = any(is_module_of(base.__module__, COMPUTING) for base in type(value).__mro__)
+    is_own = any(base.__module__.startswith(COMPUTING_MODULES) for base in type(value).__mro__)
     return () if is_own else _attributes(value)
 
 
