@@ -513,7 +513,7 @@ def check_aggregated(
         return UsageError(
             f"{described(variable)}: {by_own}, and it declares no aggregation of these values; make it with "
             "aggregation='sum' if the replicas' additions add up, 'mean', or 'only_first_replica', or assign "
-            f"{summed}"
+            f"{summed} or, of a minimum or maximum, of its all_gather(...)"
         )
 
     def trained(variable: tf.Variable) -> UsageError:

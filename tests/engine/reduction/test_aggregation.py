@@ -200,8 +200,24 @@ def of(layer):
     return type(layer.__name__, (Plain,), {"layer": layer})()
 
 
-def test_a_layer_that_sums_its_batch_over_replicas_has_one_devices_state(bench):
-    one, two = (bench(of(Codebook), (FEATURES[:6], DATA[1][:6]), 3, n, shuffle=False) for n in (1, 2))
+class Range(tf.keras.layers.Layer):
+    """The extremes of values, moving averages over batches, as of quantization-aware training."""
+
+    def build(self, shape):
+        self.low, self.high = (self.add_weight(shape=(), trainable=False, name=name) for name in ("low", "high"))
+
+    def call(self, x, training=None):
+        if training:
+            gather = tf.distribute.get_replica_context().all_gather
+            low, high = gather(tf.reduce_min(x)[None], 0), gather(tf.reduce_max(x)[None], 0)
+            self.low.assign(0.9 * self.low + 0.1 * tf.reduce_min(low))
+            self.high.assign(0.9 * self.high + 0.1 * tf.reduce_max(high))
+        return x
+
+
+@pytest.mark.parametrize("layer", [Codebook, Range])
+def test_a_layer_that_combines_its_batch_over_replicas_has_one_devices_state(bench, layer):
+    one, two = (bench(of(layer), (FEATURES[:6], DATA[1][:6]), 3, n, shuffle=False) for n in (1, 2))
     one.train(4), two.train(4)
     for mine, theirs in zip(one.trainer.model.layers[0].variables, two.trainer.model.layers[0].variables, strict=True):
         np.testing.assert_allclose(two.held(theirs), mine.numpy(), rtol=1e-6)
@@ -227,7 +243,7 @@ def assigning(value, by="none", dtype="float32", trained=False):
 @pytest.mark.parametrize(
     ("layer", "words"),
     [
-        (OfOwn, ["size [2]", "2 replicas", "aggregation='sum'", "all_reduce"]),
+        (OfOwn, ["size [2]", "2 replicas", "aggregation='sum'", "all_reduce", "maximum, of its all_gather"]),
         (assigning(lambda v, x: v + tf.shape(x)[0], dtype="int32"), ["/state []", "aggregation='sum'"]),
         (assigning(lambda v, x: 0.9 * v + tf.reduce_sum(x), "sum"), ["/state []", "assign_add"]),
         (assigning(lambda v, x: tf.reduce_sum(x), "sum"), ["/state []", "assign_add"]),
