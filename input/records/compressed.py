@@ -25,7 +25,7 @@ _SAMPLED_FILES = 8
 def are_gzip(paths: list[str]) -> bool:
     """Returns whether shards are gzip, by their first bytes. Raises `InputError` if only some are."""
     files = storage.Files(paths)  # refuses anything but regular files: a FIFO would block
-    packed = [path for number, path in enumerate(paths) if files.is_gzip(number)]
+    packed = list(itertools.compress(paths, storage.at_once(files.is_gzip, range(len(paths)))))
     if packed and len(packed) < len(paths):
         plain = next(path for path in paths if path not in packed)
         raise InputError(f"{packed[0]} is gzip, and {plain} is not; pack all shards or none")

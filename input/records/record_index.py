@@ -8,6 +8,7 @@ of large shards are read on demand. So 10^8 records need no memory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import struct
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import numpy as np
 from ...engine import logging
 from ..checks import InputError
 from ..files.listing import exists
-from ..files.storage import GZIP_MAGIC, Files, file_state, new_file
+from ..files.storage import GZIP_MAGIC, Files, at_once, file_state, new_file
 from . import checksums
 
 HEADER_BYTES, FOOTER_BYTES = 12, 4  # of a record, around its data: length and its checksum; the data's checksum
@@ -93,10 +94,8 @@ def open_index(paths: list[str]) -> Index:
     """
     files = Files(paths)
     shards, in_memory = [], 0
-    for number, path in enumerate(paths):
-        shard = _read(files, number)
-        if shard is None:
-            shard, is_kept = _make(files, number)
+    for path, (shard, is_kept) in zip(paths, at_once(functools.partial(_open, files), range(len(paths))), strict=True):
+        if shard.offsets is not None:
             if is_kept and in_memory + 8 * shard.records > _IN_MEMORY_BYTES:
                 shard = dataclasses.replace(shard, offsets=None)
         elif shard.length < 0 and in_memory + 8 * shard.records <= _IN_MEMORY_BYTES:
@@ -110,6 +109,12 @@ def open_index(paths: list[str]) -> Index:
         in_memory += 0 if shard.offsets is None else shard.offsets.nbytes
         shards.append(shard)
     return Index(files, shards)
+
+
+def _open(files: Files, number: int) -> tuple[ShardIndex, bool]:
+    """Returns a shard's index, which is made if it is missing, and whether it is on disk now."""
+    shard = _read(files, number)
+    return _make(files, number) if shard is None else (shard, True)
 
 
 def write(path: str, size: int, ends: int, lengths: np.ndarray) -> None:

@@ -4,6 +4,8 @@ import importlib
 import json
 import os
 import sys
+import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.errors import BadRecordError, SourceError, UsageError
 from crankshaft.input import tfrecord
 from crankshaft.input.checks import InputError
+from crankshaft.input.files.storage import Files
 from crankshaft.input.records import checksums, record_index
+from tests.waiting import PATIENCE
 
 IMAGES = ("image:uint8:4x5", "label:int64")
 
@@ -392,3 +396,23 @@ def test_records_of_several_layouts_are_read(tmp_path):
     pixels, labels = read_all(opened(tmp_path))
     np.testing.assert_array_equal(labels, np.arange(60))
     np.testing.assert_array_equal(pixels[:, 0, 0], np.arange(60))
+
+
+class Meeting(Files):
+    """Files of which each read waits until another has begun."""
+
+    def __init__(self, paths):
+        super().__init__(paths)
+        self.readers = threading.Barrier(2)
+
+    def pread(self, number, offset, length):
+        self.readers.wait(PATIENCE)
+        return super().pread(number, offset, length)
+
+
+def test_the_digest_of_files_reads_pieces_at_once(tmp_path):
+    """On a network's disk each takes long."""
+    contents = [np.random.default_rng(shard).bytes(4 << 16) for shard in range(2)]
+    for shard, content in enumerate(contents):
+        (tmp_path / str(shard)).write_bytes(content)
+    assert Meeting([str(tmp_path / "0"), str(tmp_path / "1")]).sample == zlib.crc32(b"".join(contents))
