@@ -105,8 +105,12 @@ def _to_form(name: str, split):
         return split[0] if len(split) == 1 and not isinstance(split[0], (tuple, list)) else split
     if isinstance(split, dict):
         return split
-    alone = "; ((features, labels), None) is training data alone" if hasattr(split, "shape") else ""
-    raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{alone}")
+    more = ""
+    if hasattr(split, "shape"):
+        more = "; ((features, labels), None) is training data alone"
+    elif hasattr(split, "__iter__") and not isinstance(split, str):
+        more = ", or an iterable of batches in a torch.utils.data.DataLoader(data, batch_size=None)"
+    raise UsageError(f"the {name} data is a {type(split).__name__}; {_FORMS}{more}")
 
 
 def to_dense(nest: Any, rules: Rules) -> Any:

@@ -393,6 +393,7 @@ MISTAKES = [
         lambda: Data(X, Y),
         "the train data is a ndarray; give (features, labels) ... ((features, labels), None) is train",
     ),
+    (lambda: Data(range(3)), "the train data is a range; give ... or an iterable of batches in a torch.utils.data"),
     (lambda: Data((X, Y), 3), "the eval data is a int; give (features, labels)"),
     (lambda: Data((X, Y, Y, 1)), "the train data is 4 values; give (features, labels)"),
     (lambda: Data((X, Y), (X,)), "the train data has labels, and the eval data has features; give both in"),
