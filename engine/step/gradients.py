@@ -426,9 +426,9 @@ def _in_range(
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
     """Scales a loss's total for the backward pass; returns it, and the factors that its gradients then lack.
 
-    With a loss scale, which replicas have for a mean over the global batch's examples, each value on the way is as in
-    the backward pass of the mean over all that the global batch counts, so that float16 overflows in the same steps on
-    any number of replicas and in micro-batches. What is divided by for it is a power of two, which loses no bit.
+    With a loss scale, which replicas have for a mean over the global batch's examples, each example's values on the way
+    are as in the backward pass of the mean over all that the global batch counts, so that float16 represents them alike
+    on any number of replicas and in micro-batches. What is divided by for it is a power of two, which loses no bit.
 
     Args:
       count: what the loss counts in this micro-batch, such as tokens.
