@@ -150,8 +150,9 @@ def _serve() -> None:
         os.close(writing)
         with contextlib.ExitStack() as if_it_fails:
             if_it_fails.callback(os.kill, os.getppid(), signal.SIGKILL)  # which would wait for answers
-            for name in ("fit", "composition.open_run", "run.modes.predicting", "run.saved.saved_run"):
-                importlib.import_module(f"crankshaft.launch.{name}")
+            modes = "runner.modes.predicting", "runner.modes.saved_run"
+            for name in ("launch.fit", "launch.composition.open_run", *modes):
+                importlib.import_module(f"crankshaft.{name}")
             if_it_fails.pop_all()
     gc.disable()  # a fork's memory is given back as a whole
     for line in jobs:
