@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 
 from crankshaft.engine.checkpoints import RunDir
@@ -15,6 +19,7 @@ from tests import runs
 from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
 from tests.parts.tensorboard.boards import raw_events
 from tests.processes import ROOT, Job
+from tests.waiting import PATIENCE
 
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"
 
@@ -241,3 +246,41 @@ def test_two_updates_of_one_step_add_to_a_count_on_its_server(start, tmp_path):
     flags = ("--mode=train", "--train_steps=10", "--global_batch_size=8")
     job = start("run", *flags, script=tmp_path / "twice.py", local=("--ps=1",)).ok()
     assert variable(job.run_dir, "/count/") == 2 * 8 * 10
+
+
+ROWS = """
+import numpy as np
+import tensorflow as tf
+from crankshaft import Trainer, main, mean
+
+
+class Rows(Trainer):
+    def build_model(self):
+        layers = tf.keras.layers
+        pooled = [layers.Embedding(50, 8), layers.GlobalAveragePooling1D()]
+        return tf.keras.Sequential([tf.keras.Input([3], dtype="int64"), *pooled, layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+rng = np.random.default_rng(0)
+main(Rows, data=lambda: ((rng.integers(0, 50, [64, 3]), rng.normal(size=64).astype(np.float32)), None))
+"""
+
+
+@pytest.mark.slow
+def test_all_rows_of_a_layer_move_as_on_one_device(start, tmp_path):
+    """By adam, which moves those that no example has; one worker, so that updates have one device's order."""
+    script = tmp_path / "rows.py"
+    script.write_text(ROWS)
+    flags = ("--mode=train", "--train_steps=16", "--global_batch_size=8", "--learning_rate=0.05", "--jit=off")
+    job = start("run", *flags, script=script, local=("--workers=1",)).ok()
+    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, script, *flags, f"--run_dir={tmp_path}/one"]
+    subprocess.run(command, check=True, env=here, capture_output=True, timeout=PATIENCE)
+    ours, theirs = runs.tensors(tmp_path / "one"), runs.tensors(job.run_dir)
+    compared = [name for name in ours if "/slots/" in name or "/model/" in name]
+    assert len(compared) >= 9  # three weights with two slots each
+    for name in compared:
+        np.testing.assert_allclose(theirs[name], ours[name], rtol=1e-6, atol=1e-7, err_msg=name)

@@ -156,6 +156,19 @@ class Words(Trainer):
         return mean(tf.square(outputs[:, 0] - batch[1]))
 
 
+@pytest.mark.parametrize("shard_optimizer", [False, True])
+def test_all_rows_move_alike_on_replicas(bench, shard_optimizer):
+    """Of an update that is sharded, too; what replicas gather stays rows."""
+    source, how = (np.arange(8), np.ones(8, np.float32)), {"learning_rate": 0.1, "shuffle": False}
+    one, two = (
+        bench(Words(), source, 4, replicas, shard_optimizer=shard_optimizer and replicas > 1, **how)
+        for replicas in (1, 2)
+    )
+    one.train(3), two.train(3)
+    for mine, theirs in zip(one.trainer.trainable_variables, two.trainer.trainable_variables, strict=True):
+        np.testing.assert_allclose(two.held(theirs), mine.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_a_run_begun_by_rows_alone_goes_on_so(bench, tmp_path, caplog):
     """Its checkpoints do not say which rows move. A line says it; another one that all rows of a large one move."""
     source = np.arange(8), np.ones(8, np.float32)
