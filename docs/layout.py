@@ -1,4 +1,6 @@
-"""Draws the package from its imports, into BUILD.md: `python docs/layout.py`. Reads the source by `ast`.
+"""Draws the package from its imports into BUILD.md, and counts the lines of its rooms there: `python docs/layout.py`.
+
+Reads the source by `ast`.
 
 `tests/test_imports.py` holds the architecture's rules against the same arrows.
 """
@@ -7,13 +9,17 @@ import ast
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("launch", "parts", "runner", "models", "input", "engine")
 NOT_THE_HOUSE = {"build", "dist", "runs", "tests"}
+# What lies in launch and belongs to the part of Keras's models.
+OF_KERAS_MODELS = ("launch/fit.py", "launch/composition/compiled_cache.py")
 _DRAWING = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
+_ROW = re.compile(r"^\| (?P<names>.*?) \|.*\| (?P<lines>[\d,]+) \|$", re.MULTILINE)
 
 
 def source_files(root: Path) -> Iterator[Path]:
@@ -23,6 +29,40 @@ def source_files(root: Path) -> Iterator[Path]:
             yield from (path.relative_to(root) for path in sorted(entry.rglob("*.py")))
         elif entry.suffix == ".py":
             yield entry.relative_to(root)
+
+
+def rooms(root: Path = ROOT) -> dict[str, list[Path]]:
+    """The files of each room: a file or a folder of launch, parts, runner or engine; models and input are one each."""
+    found: dict[str, list[Path]] = {}
+    for path in source_files(root):
+        if path.parts[0] in {"models", "input"}:
+            found.setdefault(f"{path.parts[0]}/", []).append(path)
+        elif path.parts[0] in FOLDERS and len(path.parts) > 2:
+            found.setdefault(f"{path.parts[0]}/{path.parts[1]}/", []).append(path)
+        elif path.parts[0] in FOLDERS and path.name != "__init__.py":
+            found[path.as_posix()] = [path]
+    return found
+
+
+def code_lines(text: str) -> int:
+    """The lines of a file that have code: no blank ones, comments or docstrings."""
+    found = enumerate(map(str.strip, text.splitlines()), start=1)
+    lines = {number for number, line in found if line and not line.startswith("#")}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return len(lines)
+
+
+def lines_by_name(root: Path = ROOT) -> dict[str, int]:
+    """The lines of code of each room, and of **the core** and **the parts** in all."""
+    files = {path: code_lines((root / path).read_text(encoding="utf-8")) for path in source_files(root)}
+    lines = {room: sum(files[path] for path in paths) for room, paths in rooms(root).items()}
+    of_keras = sum(files.get(Path(path), 0) for path in OF_KERAS_MODELS)
+    tops = {top: sum(count for path, count in files.items() if path.parts[0] == top) for top in FOLDERS}
+    lines["**the core**"] = tops["launch"] + tops["runner"] + tops["engine"] - of_keras
+    lines["**the parts**"] = tops["parts"] + of_keras
+    return lines
 
 
 def imported_from(node: ast.ImportFrom, path: Path) -> str:
@@ -111,6 +151,7 @@ def drawing(root: Path = ROOT) -> str:
     lines = ["flowchart TB"]
     for folder in FOLDERS:
         lines.append(f"  subgraph {folder}_[{folder}]")
+        statements: list[str] = []
         inside = {
             start: {end for end in ends if end.parts[0] == folder and _is_drawn(end)}
             for start, ends in folders.items()
@@ -122,26 +163,55 @@ def drawing(root: Path = ROOT) -> str:
         named = {end for ends in alike for end in ends.split(" & ")}
         for ends, starts in sorted(alike.items()):
             if ends:
-                lines.append(f"    {' & '.join(sorted(starts))} --> {ends}")
+                statements.append(f"{' & '.join(sorted(starts))} --> {ends}")
             elif alone := sorted(set(starts) - named):
-                lines.append(f"    {' & '.join(alone)}")
+                statements.append(" & ".join(alone))
+        lines += _packed(statements)
         lines.append("  end")
+    between: list[str] = []
     for folder in FOLDERS:
         below = {end.parts[0] for start, ends in files.items() if start.parts[0] == folder for end in ends} - {folder}
         if below:
-            lines.append(f"  {folder}_ --> {' & '.join(f'{end}_' for end in sorted(below))}")
+            between.append(f"{folder}_ --> {' & '.join(f'{end}_' for end in sorted(below))}")
+    lines += _packed(between, "  ")
     return "\n".join(lines) + "\n"
+
+
+def _packed(statements: list[str], indent: str = "    ") -> list[str]:
+    """Lines of statements side by side, none of which is broken."""
+    text = "; ".join(statement.replace(" ", "\0") for statement in statements)
+    lines = textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+    return [f"{indent}{line}".replace("\0", " ") for line in lines]
 
 
 def _is_drawn(folder: Path) -> bool:
     return folder.name != "__init__.py"
 
 
-def with_drawing(page: str) -> str:
-    """BUILD.md's text with the drawing of today."""
-    return _DRAWING.sub(lambda _: drawing(), page, count=1)
+def names_in(cell: str) -> list[str]:
+    """The rooms that a row's first cell names: `engine/loop.py`, or **the core**."""
+    return re.findall(r"(?<=`)[\w./]+(?=`)|^\*\*.*\*\*$", cell)
+
+
+def with_lines(page: str) -> str:
+    """The page with the lines of each row's rooms in its last cell: in hundreds, rounded up, so that they stay."""
+    lines = lines_by_name()
+
+    def row(found: re.Match) -> str:
+        names = names_in(found["names"])
+        if not names or not lines.keys() >= set(names):
+            return found[0]
+        hundreds = -(-sum(lines[name] for name in names) // 100) * 100
+        return f"{found[0][: found.start('lines') - found.start()]}{hundreds:,} |"
+
+    return _ROW.sub(row, page)
+
+
+def updated(page: str) -> str:
+    """BUILD.md's text with the drawing and the rooms' lines of today."""
+    return with_lines(_DRAWING.sub(lambda _: drawing(), page, count=1))
 
 
 if __name__ == "__main__":
     page = pathlib.Path(*sys.argv[1:] or [ROOT / "BUILD.md"])
-    page.write_text(with_drawing(page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(updated(page.read_text(encoding="utf-8")), encoding="utf-8")

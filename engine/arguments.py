@@ -1,4 +1,4 @@
-"""Checks of arguments by name: which ones a function takes, and the intervals in which their values lie.
+"""Checks arguments by name: which ones a function takes, and in which intervals they lie. Runs on the host.
 
 Needs no TensorFlow, so that command lines can be checked before TensorFlow starts.
 """

@@ -1,4 +1,4 @@
-"""Prepares a trainer, with the functions that a custom `build` calls; each is called once, in strategy scope."""
+"""Prepares a trainer once, in strategy scope, with the functions that a custom `build` calls. Runs on the host."""
 
 from __future__ import annotations
 

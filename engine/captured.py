@@ -1,4 +1,4 @@
-"""Compares a program's objects with what traced steps have captured of them, before each call and each save.
+"""Compares a program's objects with what traced steps have captured, before calls and saves. Runs on the host.
 
 A step is traced once: it keeps the objects that it found, and the numbers, arrays and functions that it read. Values of
 variables that it reads, and that no checkpoint has, are lost as the process ends. Here such changes are errors or, of

@@ -1,4 +1,4 @@
-"""Finds and splits devices, and sets their threads, before anything else uses a device."""
+"""Finds and splits devices, and sets their threads, before anything else uses a device. Runs on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors that Crankshaft raises, and one-line reasons of other exceptions. Needs no TensorFlow.
+"""Crankshaft's errors, and one-line reasons of other exceptions. Runs on the host; needs no TensorFlow.
 
 The message of each error is one line with the value, the expectation and the cure; a process that it ends has its exit
 code. A setting in the message is NAME=VALUE, whether a flag or a keyword sets it.

@@ -1,7 +1,4 @@
-"""Generates text with a language model: a model's contract (`Generates`), and how a token is chosen.
-
-Replica code, except `generate`, the host's loop around it.
-"""
+"""Generates text with a language model that is `Generates`. Replica code; `generate` is the host's loop around it."""
 
 from __future__ import annotations
 

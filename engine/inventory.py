@@ -1,4 +1,4 @@
-"""Finds the models, layers, tables, optimizers and variables of a trainer, and which weights are frozen.
+"""Finds the models, layers, tables, optimizers, variables and frozen weights of a trainer. Runs on the host.
 
 The steps at which the frozen weights change are known in advance. The outer loop ends a call there, and each set of
 frozen weights has a compiled program of its own, in which they get no gradient: the backward pass ends where only

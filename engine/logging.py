@@ -1,4 +1,4 @@
-"""Crankshaft's log: Python's logger `crankshaft`, to which the program gives handlers and levels.
+"""Crankshaft's log, Python's logger `crankshaft`: programs give it handlers and levels. Runs on the host.
 
 The functions of Python's `logging` and of absl's would give the root logger a handler where it has none.
 """

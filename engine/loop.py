@@ -1,4 +1,4 @@
-"""The outer loop, on the host: runs steps until a hook is due, then calls it. Independent of models and devices."""
+"""The outer loop: runs steps until a hook is due, then calls it; knows no model and no device. Runs on the host."""
 
 from __future__ import annotations
 

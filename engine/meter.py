@@ -1,4 +1,4 @@
-"""Measures a run: merges the statistics of the inner loop's calls for all that report them.
+"""Measures a run: merges the statistics of the inner loop's calls for all that report them. Runs on the host.
 
 The loop passes each call's `Segment` to one `Meter`. A reporter, such as a hook, has a `Window` of the meter, and takes
 from it the `Totals` of the calls since it last took them. Each call is merged once, for any number of windows: the

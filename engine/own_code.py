@@ -1,4 +1,4 @@
-"""Which modules and files of a program are Crankshaft's own, by the beginnings of their names. No TensorFlow."""
+"""Which modules and files are Crankshaft's own, by how their names begin. Runs on the host; needs no TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stateless randomness: a step's samples depend only on (seed, step, replica, micro-batch, use).
+"""Samples that depend only on (seed, step, replica, micro-batch, use). Replica code; orders are the host's.
 
 Keras layers such as Dropout keep a counter of their own, copied to each replica: replicas would sample the same masks,
 and a resumed run others. So the engine writes those counters at the start of each micro-batch of a replica's step.

@@ -1,4 +1,4 @@
-"""A run's state: everything that a checkpoint has, and nothing else."""
+"""A run's state: everything that a checkpoint has, and nothing else. Runs on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The class that users subclass: a model, a loss and one training step, written for one device.
+"""The class that users subclass. Built on the host; a model, a loss and a step for one device are replica code.
 
 The methods up to `build` run once on the host, in the strategy's scope; the steps are compiled replica code.
 """

@@ -1,4 +1,4 @@
-"""What a run asks a trainer besides its steps: where its model comes from, and what its data must have."""
+"""What a run asks a trainer besides its steps, such as what its data must have. Runs on the host."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
   crankshaft train --model=cnn --input=digits --run_dir=runs/first
 
-A script of your own becomes such a program by `crankshaft.main(MyTrainer, data=my_data)`. The only code, with the rest
-of `launch`, that reads flags and the environment.
+A script of your own becomes such a program by `crankshaft.main(MyTrainer, data=my_data)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run has only if it asks for it, a folder each: only `launch` imports them, within the `if` that says so."""
+"""What a run has only if it asks for it, a folder each; in the core only `launch` imports it, within that `if`."""
 
 if __name__ == "parts":
     raise ImportError("parts is a part of crankshaft; write `import crankshaft.parts` instead of `import parts`")

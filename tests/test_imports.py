@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.layout import ROOT, arrows, between_folders, circles, imports, source_files, with_drawing
+from docs.layout import OF_KERAS_MODELS, ROOT, arrows, between_folders, circles, imports, source_files, updated
 
 # What a file may import besides the standard library and its own folder, by the longest name that is still allowed:
 # `absl.flags` lets in neither `absl` nor `absl.logging`. The floors, from the top, are launch, models, parts, runner,
@@ -40,7 +40,7 @@ MAY_IMPORT = {
 # What a run has only if it asks for it: a run that does not have a part neither loads nor needs it.
 PARTS = {folder.name: (f"parts/{folder.name}/",) for folder in sorted((ROOT / "parts").iterdir()) if folder.is_dir()}
 PARTS.pop("__pycache__", None)
-PARTS["keras_models"] += ("launch/fit.py", "launch/composition/compiled_cache.py")
+PARTS["keras_models"] += OF_KERAS_MODELS
 
 # The files of a part that run on the host alone: they import what a run is made of. The part's other files are the
 # engine's, so to speak: they import no more than it may, and neither flags, environment, nor these files.
@@ -112,12 +112,19 @@ def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
         top = name.partition(".")[0]
         modules[bound] = top if bound == top else name
     nodes = list(ast.walk(tree))
-    written = [node.value for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    written = {id(node.value) for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)}
     for node in nodes:
-        if isinstance(node, ast.Attribute) and node not in written:
-            first, _, rest = ast.unparse(node).partition(".")
+        if isinstance(node, ast.Attribute) and id(node) not in written:
+            first, _, rest = dotted(node).partition(".")
             if first in modules:
                 yield node.lineno, f"{modules[first]}.{rest}"
+
+
+def dotted(node: ast.expr) -> str:
+    """The dotted name that an expression is, such as `a.b.c`; "" if it is another."""
+    if isinstance(node, ast.Attribute) and (before := dotted(node.value)):
+        return f"{before}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def is_host_code(path: Path) -> bool:
@@ -211,6 +218,12 @@ def part_faults(root: Path) -> list[str]:
     ]
 
 
+def readings(tree: ast.Module, path: Path) -> set[tuple[int, str]]:
+    """Where a file reads the command line or the environment: (line, name)."""
+    found = {(line, name) for line, name, _ in imports(tree, path) if is_within(name, READERS)}
+    return found | {(line, name) for line, name in attributes(tree, path) if name in READERS}
+
+
 def reader_faults(root: Path) -> list[str]:
     """One line for each place outside host code that reads flags or the environment."""
     faults = []
@@ -218,11 +231,9 @@ def reader_faults(root: Path) -> list[str]:
         if path.parts[0] not in MAY_IMPORT or is_host_code(path):
             continue
         tree = ast.parse((root / path).read_text(encoding="utf-8"))
-        found = {(line, name) for line, name, _ in imports(tree, path) if is_within(name, READERS)}
-        found |= {(line, name) for line, name in attributes(tree, path) if name in READERS}
         faults += [
             f"{path}:{line} reads {name}, which is host code's alone; take the value as an argument"
-            for line, name in sorted(found)
+            for line, name in sorted(readings(tree, path))
         ]
     return faults
 
@@ -323,9 +334,9 @@ def test_an_arrow_back_up_is_found_though_no_file_is_in_a_circle(tmp_path):
     assert circles(between_folders(arrows(tmp_path))) == ["engine/a imports engine/b", "engine/b imports engine/a"]
 
 
-def test_the_drawing_is_of_the_imports_as_they_are():
+def test_the_drawing_and_the_rooms_lines_are_of_the_code_as_it_is():
     page = (ROOT / "BUILD.md").read_text(encoding="utf-8")
-    assert with_drawing(page) == page, "run `python docs/layout.py`"
+    assert updated(page) == page, "run `python docs/layout.py`"
 
 
 # (rule, path, source, the message about its last line).

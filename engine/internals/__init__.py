@@ -1,4 +1,4 @@
-"""TensorFlow's and Keras's private functions, behind public names. Runs on the host, but for "Replica code"."""
+"""TensorFlow's and Keras's private functions, by purpose. Runs on the host, except what says "Replica code"."""
 
 from .supported import refuse_other_libraries
 

@@ -1,1 +1,1 @@
-"""Metrics as (total, count) pairs, computed on the replica. They merge exactly, for uneven batches too, on the host."""
+"""Metrics as (total, count) pairs, which merge exactly. Computed in replica code, merged and read on the host."""

@@ -1,4 +1,4 @@
-"""The reduction of gradients across replicas: exact sums, or local SGD. Runs on the replica, except `per_replica`."""
+"""Sums gradients across replicas, or syncs local SGD. Replica code, except `per_replica` and `build`, the host's."""
 
 from .all_reduce import Reduction
 

@@ -1,1 +1,1 @@
-"""One training step: its batch, gradients, random samples and options. Runs on the replica, except `options`."""
+"""A training step: batch, gradients, samples, options. Replica code; its runner and options are made on the host."""

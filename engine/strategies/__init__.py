@@ -1,4 +1,4 @@
-"""Defines where and how steps run: strategies of one process, the inner loop, its checks. Runs on the host.
+"""Where and how steps run, and the inner loop. Runs on the host, which traces it around the replica's step.
 
 The contract is in base.py; `register` adds a strategy of your own. Only the compiled steps run elsewhere: on the
 replicas, or with parameter servers on workers.

@@ -1,1 +1,1 @@
-"""Shows runs: the page that `crankshaft monitor` serves and `report` writes, and figures for Prometheus."""
+"""Shows runs: the page of `crankshaft monitor` and `report`, and Prometheus's figures. Runs on the host."""

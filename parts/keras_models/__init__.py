@@ -1,1 +1,1 @@
-"""Compiled Keras models as Trainers: loss, metrics, own steps, callbacks. Steps and metrics are replica code."""
+"""Compiled Keras models as Trainers: loss, metrics, own steps, callbacks. Made on the host; steps are replica code."""

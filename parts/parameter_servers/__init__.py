@@ -1,1 +1,1 @@
-"""Variables on servers, which workers pull and push as fast as each can: strategy, placement, servers' processes."""
+"""Variables on servers, which workers pull and push at their pace. Runs on hosts; a worker's steps are replica code."""

@@ -1,4 +1,4 @@
-"""Models and optimizers sharded over a mesh: layers, sums of gradients, updates in shards. Runs on the replica."""
+"""Models and optimizers sharded over a mesh: layers, sums, updates. Made on the host; steps are replica code."""
 
 from ...engine.mesh.layout import current_mesh
 from .attention import Attention

@@ -1,1 +1,1 @@
-"""Several workers that train in step: their strategy, what they agree on and exchange, who is lost or stuck."""
+"""Workers that train in step: strategy, exchange, who is lost or stuck. Runs on the host; sums are replica code."""
