@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import SourceError, UsageError
-from ..machine.files import make_file, replacing
+from ..machine.files import new_file
 from . import form
 from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
@@ -198,7 +198,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     if path and processes.is_chief:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with replacing(path, make_file) as temporary, open(temporary, "wb") as file:
+            with new_file(path) as file:
                 np.save(file, lengths)
         except OSError as error:
             logging.info("the examples' lengths are not stored (%s), and are read again by the next run", error)
