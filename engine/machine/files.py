@@ -261,6 +261,30 @@ def temporary_folder() -> str:
         raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
 
 
+def may_be_planted(path: str, source: str) -> bool:
+    """Returns whether another user may have made a cache's file of what is in a source, whoever owns the source.
+
+    In a sticky folder (/tmp is one) anybody may make files, and only their owners change them. So there the file and
+    its folder have to be this user's, root's or the source's owner's. Elsewhere, who may write owns the contents.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    outer = os.path.dirname(folder)  # of a link, the folder that has the link
+    with contextlib.suppress(OSError):
+        if any(os.stat(each).st_mode & stat.S_ISVTX for each in (folder, outer)):
+            trusted = {os.geteuid(), 0, os.stat(source).st_uid}
+            return any(os.lstat(each).st_uid not in trusted for each in (folder, path) if os.path.lexists(each))
+    return False
+
+
+def private_cache() -> str:
+    """Makes this user's own folder for caches in that for temporary files. Raises OSError if it is another user's."""
+    folder = os.path.join(temporary_folder(), f"crankshaft-prepared-{os.geteuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.lstat(folder).st_uid != os.geteuid():  # who could choose the contents
+        raise PermissionError(errno.EPERM, "it is another user's", folder)
+    return folder
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
     """Adds the file's name to the body's OSError without one, such as a write's."""
