@@ -321,6 +321,13 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
+@pytest.mark.parametrize(("mode", "is_named"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
+def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_named):
+    os.chmod(run_dir, mode)
+    assert problem(*RUN, f"--run_dir={run_dir}") is None
+    assert (f"may be written to by each user of this machine (mode {mode:o})" in caplog.text) == is_named
+
+
 def test_a_lock_that_is_removed_is_made_again(tmp_path):
     with locks.lock(str(tmp_path)) as opened:
         os.remove(tmp_path / ".lock")
