@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
 from absl import flags
 
+from ..engine import logging
 from ..engine.checkpoints.run_dir import NAMES
 from ..engine.strategies.registry import CLUSTERED
 from ..runner.command_line import checks, configuring, parsing
@@ -20,6 +22,8 @@ from ..runner.host.remote import remote_folder
 
 # The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`parts.clusters`).
 TASK_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NODELIST", "CRANKSHAFT_JOBS")
+
+_SECRET = re.compile(r"(.*_)?(password|secret|token|credential|credentials|api_key)", re.IGNORECASE)  # a flag's name
 
 
 def configure_program(
@@ -36,12 +40,20 @@ def configure_program(
     run's numbers. The rest is as in `configure`.
     """
     script = {name: flags.FLAGS[name] for name in parsing.script_flag_names()}
+    values = {name: script_values.get(name, flag.value) for name, flag in script.items()}
+    for name, value in values.items() if given.get("run_dir") else ():
+        if value and isinstance(value, str) and _SECRET.fullmatch(name):
+            logging.warning(
+                "the script's flag %s will be readable in the run's files and on its page; if it is a secret, have the "
+                "script read it from the environment",
+                name,
+            )
     return configure(
         given,
         trainer_class,
         has_data,
         os.environ,
-        {name: script_values.get(name, script[name].value) for name in script.keys() - set(may_change)},
+        {name: value for name, value in values.items() if name not in may_change},
         given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
         remote=remote_folder(
             given.get("run_dir"),

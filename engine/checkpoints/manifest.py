@@ -203,9 +203,14 @@ def is_file_after(name: str, step: int) -> bool:
 
 
 def remove(path: str) -> bool:
-    """Removes a file or a link, but no folder; returns whether there was one."""
+    """Removes a file or a link, but no folder; returns whether there was one. Raises OSError if its folder is a link.
+
+    Somebody who may write to a run's folder could have put the link to another run's checkpoints there.
+    """
+    folder, name = os.path.split(path)
     try:
-        os.remove(path)
+        with files.folder_below(*os.path.split(folder)) as opened:
+            os.remove(name, dir_fd=opened)
     except (FileNotFoundError, IsADirectoryError):
         return False
     return True

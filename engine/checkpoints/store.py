@@ -448,6 +448,8 @@ class Checkpoints:
     def _write_whole(self, saving: _Saving) -> None:
         """Writes and seals a checkpoint, and removes the oldest beyond `keep`."""
         began = time.monotonic()
+        with files.folder_below(*os.path.split(self.directory)):  # refuses a link in its place
+            pass
         if self.keep:
             # Before writing, so that a full disk needs no room for one more; never down to one, which might be the
             # broken one.

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import SourceError, UsageError
-from ..machine.files import make_file, replacing
+from ..machine.files import may_be_planted, new_file, private_cache
 from . import form
 from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
@@ -198,7 +198,7 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     if path and processes.is_chief:
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with replacing(path, make_file) as temporary, open(temporary, "wb") as file:
+            with new_file(path) as file:
                 np.save(file, lengths)
         except OSError as error:
             logging.info("the examples' lengths are not stored (%s), and are read again by the next run", error)
@@ -214,7 +214,15 @@ def _path(source: Source) -> str:
         return ""
     digest = zlib.crc32(f"{source.identity()} {len(source)} {source.element_spec}".encode())
     folder, name = os.path.split(source.files()[0])
-    return os.path.join(folder, _FOLDER, f"{name}.{digest:08x}.lengths")
+    path = os.path.join(folder, _FOLDER, f"{name}.{digest:08x}.lengths")
+    if not may_be_planted(path, source.files()[0]):
+        return path
+    try:
+        mine = private_cache()
+    except OSError:
+        return ""
+    logging.warning("%s is another user's, in a folder in which anybody may make files: %s is used instead", path, mine)
+    return os.path.join(mine, os.path.basename(path))
 
 
 def _stored(path: str, examples: int) -> np.ndarray | None:

@@ -22,6 +22,8 @@ _DEFAULTS: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "image_data_format": (tf.keras.config.image_data_format, tf.keras.config.set_image_data_format),
 }
 
+_SAFE_MODE = "safe_mode_saving"  # by which `keras.config.enable_unsafe_deserialization` is noted
+
 
 def defaults() -> dict[str, Any]:
     """Returns the defaults of Keras that are the process's, by name."""
@@ -49,17 +51,37 @@ def default_policy() -> tf.keras.DTypePolicy:
 
 
 def initial_state(policy: str | None) -> dict[str, Any]:
-    """Returns a new process's state for `exchange_state`, with this program's setting of how Keras prints.
+    """Returns a new process's state for `exchange_state`, with this program's settings of how Keras prints and loads.
 
     Args:
       policy: the name of the default dtype policy; the program's, if it has this name, may be of a class of its own.
     """
     attributes = vars(global_state.GLOBAL_STATE_TRACKER)
-    state = {name: attributes[name] for name in ("interactive_logging",) if name in attributes}
+    state = {name: attributes[name] for name in ("interactive_logging", _SAFE_MODE) if name in attributes}
     if policy is not None:
         programs = default_policy()
         state["dtype_policy"] = programs if programs.name == policy else tf.keras.dtype_policies.get(policy)
     return state
+
+
+def loads_anything() -> bool:
+    """Returns whether the program has called `keras.config.enable_unsafe_deserialization`."""
+    return global_state.get_global_attribute(_SAFE_MODE) is False
+
+
+def loaded_files(configuration: Any) -> Iterator[tuple[str, str]]:
+    """Lists (layer's class, path) of the files that Keras would load as it makes a layer from its configuration."""
+    parts = [configuration]
+    for part in parts:  # grows
+        if isinstance(part, Mapping):
+            kind, config = str(part.get("class_name")).rpartition(">")[2], part.get("config")
+            # A SavedModel's graph may read and write files. A vocabulary that is not a path is a list.
+            name = "filepath" if kind == "TFSMLayer" else "vocabulary"
+            path = config.get(name) if isinstance(config, Mapping) else ""
+            if kind == "TFSMLayer" or (path and isinstance(path, str)):
+                yield kind, str(path)
+        inner = part.values() if isinstance(part, Mapping) else part
+        parts += inner if isinstance(part, (Mapping, list, tuple)) else ()
 
 
 @contextlib.contextmanager

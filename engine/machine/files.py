@@ -19,7 +19,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from .. import logging
 from ..errors import UsageError
@@ -81,20 +81,29 @@ def open_lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
 
 @contextlib.contextmanager
 def folder_below(path: str | os.PathLike, name: str) -> Iterator[int]:
-    """Yields the descriptor of the folder `name` in the folder `path`, unless it is a link. Raises OSError.
+    """Yields the descriptor of the folder `name` below the folder `path`; raises OSError if a link is on the way.
 
     Files opened by name in it, with O_NOFOLLOW, are below `path`, whatever is renamed meanwhile.
+
+    Args:
+      path: path that the user gave, which may be a link.
+      name: path from there, of one or several folders; "" is the folder itself.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    outer = os.open(path, flags)
+    opened = os.open(path or os.curdir, flags)
     try:
-        inner = os.open(name, flags | os.O_NOFOLLOW, dir_fd=outer)
+        for part in filter(None, name.split(os.sep)):
+            try:
+                inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=opened)
+            except NotADirectoryError:
+                if stat.S_ISLNK(os.stat(part, dir_fd=opened, follow_symlinks=False).st_mode):
+                    raise OSError(errno.ELOOP, "it is a link", os.path.join(path, name)) from None
+                raise
+            os.close(opened)
+            opened = inner
+        yield opened
     finally:
-        os.close(outer)
-    try:
-        yield inner
-    finally:
-        os.close(inner)
+        os.close(opened)
 
 
 def _irregular(path: str | os.PathLike) -> OSError:
@@ -106,14 +115,16 @@ def read_json(
     parse_constant: Callable[[str], Any] | None = None,
     flags: int = os.O_RDONLY,
     most_bytes: int = _MOST_JSON_BYTES,
+    folder: int | None = None,
 ) -> Any:
     """Reads JSON, in UTF-8, from a regular file. Raises OSError, and ValueError if it is not JSON.
 
     Args:
       parse_constant: the function for NaN and Infinity, as in `json.load`.
       most_bytes: the limit; more are a ValueError.
+      folder: the descriptor of the folder of a relative path.
     """
-    with open(open_regular(path, flags), "rb") as file:
+    with open(open_regular(path, flags, folder), "rb") as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise UsageError(f"it has more than {most_bytes >> 20} MiB")
         try:
@@ -124,10 +135,20 @@ def read_json(
 
 def write_text(path: str | os.PathLike, text: str) -> None:
     """Replaces whatever is at `path` by a text in UTF-8, after it is completely on disk. Raises OSError."""
-    with replacing(path, make_file) as temporary:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-        sync(temporary)
+    with new_file(path) as file:
+        file.write(text.encode())
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Yields a file that replaces whatever is at `path` if the body succeeds, after it is completely on disk.
+
+    It is opened once: a link that somebody puts in its place meanwhile is not followed. Raises OSError.
+    """
+    with _replacing(path, make_file) as (temporary, descriptor), open(descriptor, "r+b", closefd=False) as file:
+        yield file
+        file.flush()
+        _sync(descriptor, temporary)
 
 
 def append(descriptor: int, content: bytes) -> None:
@@ -146,6 +167,13 @@ def sync(path: str | os.PathLike) -> None:
     """Waits until a file, or a folder's entries, are on disk, if the file system can. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
+        _sync(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int, path: str | os.PathLike) -> None:
+    try:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in _NO_SYNC:
@@ -155,8 +183,6 @@ def sync(path: str | os.PathLike) -> None:
             while not os.path.ismount(mount):
                 mount = os.path.dirname(mount)
             _warn_not_synced(mount)
-    finally:
-        os.close(descriptor)
 
 
 @functools.cache
@@ -169,14 +195,20 @@ def _warn_not_synced(mount: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike, make: Callable[[str], None]) -> Iterator[str]:
+def replacing(path: str | os.PathLike, make: Callable[[str], int]) -> Iterator[str]:
     """Yields the path of a new file beside `path`; it replaces `path` if the body succeeds, else it is removed.
 
     Devices are not replaced. Removes leftovers of killed processes, whose locks are free, first. Raises OSError.
 
     Args:
-      make: creates a file or a folder at a path that must not exist: `make_file`, `os.mkdir`.
+      make: creates and opens a file or a folder at a path that must not exist: `make_file`, `make_folder`.
     """
+    with _replacing(path, make) as (temporary, _):
+        yield temporary
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike, make: Callable[[str], int]) -> Iterator[tuple[str, int]]:
     folder, name = os.path.split(os.fspath(path))
     with contextlib.suppress(FileNotFoundError):
         mode = os.lstat(path).st_mode
@@ -186,7 +218,7 @@ def replacing(path: str | os.PathLike, make: Callable[[str], None]) -> Iterator[
     temporary, lock = _make_locked(os.path.join(folder, name), make)
     try:
         with naming(path):
-            yield temporary
+            yield temporary, lock
         try:
             os.replace(temporary, path)
         except OSError as error:
@@ -229,6 +261,30 @@ def temporary_folder() -> str:
         raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
 
 
+def may_be_planted(path: str, source: str) -> bool:
+    """Returns whether another user may have made a cache's file of what is in a source, whoever owns the source.
+
+    In a sticky folder (/tmp is one) anybody may make files, and only their owners change them. So there the file and
+    its folder have to be this user's, root's or the source's owner's. Elsewhere, who may write owns the contents.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    outer = os.path.dirname(folder)  # of a link, the folder that has the link
+    with contextlib.suppress(OSError):
+        if any(os.stat(each).st_mode & stat.S_ISVTX for each in (folder, outer)):
+            trusted = {os.geteuid(), 0, os.stat(source).st_uid}
+            return any(os.lstat(each).st_uid not in trusted for each in (folder, path) if os.path.lexists(each))
+    return False
+
+
+def private_cache() -> str:
+    """Makes this user's own folder for caches in that for temporary files. Raises OSError if it is another user's."""
+    folder = os.path.join(temporary_folder(), f"crankshaft-prepared-{os.geteuid()}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.lstat(folder).st_uid != os.geteuid():  # who could choose the contents
+        raise PermissionError(errno.EPERM, "it is another user's", folder)
+    return folder
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
     """Adds the file's name to the body's OSError without one, such as a write's."""
@@ -250,21 +306,26 @@ def locked_folder(name: str) -> tuple[str, int]:
     """
     folder = temporary_folder()
     _clean_up(folder, name)
-    return _make_locked(os.path.join(folder, name), lambda path: os.mkdir(path, 0o700))
+    return _make_locked(os.path.join(folder, name), lambda path: make_folder(path, 0o700))
 
 
-def make_file(path: str) -> None:
-    """Creates an empty file at a path where nothing exists, not even a link. Raises OSError."""
-    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666))
+def make_file(path: str) -> int:
+    """Creates an empty file at a path where nothing exists, not even a link, and opens it. Raises OSError."""
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
-def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
+def make_folder(path: str, mode: int = 0o777) -> int:
+    """Creates a folder at a path where nothing exists, and opens it. Raises OSError."""
+    os.mkdir(path, mode)
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _make_locked(path: str, make: Callable[[str], int]) -> tuple[str, int]:
     """Makes a temporary file or folder; returns its path and a descriptor with its lock, which `_clean_up` respects."""
     while True:
         temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
-        make(temporary)
-        with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
-            lock = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):  # another process removed a folder before it was opened
+            lock = make(temporary)
             is_held = False
             try:
                 # Without waiting: whoever may read it may have locked it first, for ever.

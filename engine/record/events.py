@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from .. import logging
 from ..errors import counted
-from ..machine.files import append, make_file, open_regular, replacing
+from ..machine.files import append, new_file, open_regular
 
 VERSION = 1
 # Kept when a run is resumed from an earlier step: these are about its processes, not its steps.
@@ -299,7 +299,7 @@ class EventLog:
                 ranges, skipped = _kept(file, step, replay)
                 # Else nothing is removed, and a long record need not be copied.
                 if ranges != [(0, file.tell())]:
-                    with replacing(self._path, make_file) as temporary, open(temporary, "wb") as left:
+                    with new_file(self._path) as left:
                         for first, last in ranges:
                             file.seek(first)
                             while piece := file.read(min(_PIECE, last - file.tell())):

@@ -25,7 +25,7 @@ from filelock import lock_descriptor
 
 from ...engine import logging
 from ...engine.errors import SourceError
-from ...engine.machine.files import open_lock, temporary_folder
+from ...engine.machine.files import may_be_planted, open_lock, private_cache
 from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -155,6 +155,8 @@ def prepared(
             files.check(number)  # may have grown meanwhile
 
     try:
+        if not is_remote(path) and may_be_planted(path, files.paths[0]):
+            raise PermissionError(errno.EPERM, "another user's, in a folder in which anybody may make files", path)
         if (file := _open_if_whole(path)) or is_remote(path):
             return file or _write(path, write_checked)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -162,12 +164,14 @@ def prepared(
             return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:
         may_write = os.access(os.path.dirname(path), os.W_OK, effective_ids=True)
-        if not folder and error.errno in _NOT_WRITABLE and not (may_write and os.path.lexists(f"{path}.lock")):
-            mine = os.path.join(temporary_folder(), f"crankshaft-prepared-{os.geteuid()}")
+        is_planted = error.errno == errno.EPERM and error.filename == path
+        if is_planted or (
+            not folder and error.errno in _NOT_WRITABLE and not (may_write and os.path.lexists(f"{path}.lock"))
+        ):
             with contextlib.suppress(OSError):
-                os.makedirs(mine, mode=0o700, exist_ok=True)
-                if os.lstat(mine).st_uid == os.geteuid():  # else another user could choose the contents
-                    logging.warning("%s can't be written (%s), so %s is used", beside, error.strerror, mine)
+                if (mine := private_cache()) != folder:
+                    use = "used" if is_planted else "written"
+                    logging.warning("%s can't be %s (%s), so %s is used", folder or beside, use, error.strerror, mine)
                     return prepared(files, kind, recipe, write, mine)
         raise InputError(
             f"{error.filename or path}, prepared of {files.paths[0]}, can't be written ({error.strerror or error}); "

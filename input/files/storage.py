@@ -58,10 +58,8 @@ def new_file(path: str) -> Iterator[BinaryIO]:
     If the body fails, no file remains.
     """
     if not is_remote(path):
-        with files.replacing(path, files.make_file) as temporary, open(temporary, "r+b") as file:
+        with files.new_file(path) as file:
             yield file
-            file.flush()
-            files.sync(temporary)
         return
     import tensorflow as tf
 

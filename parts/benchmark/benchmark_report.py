@@ -188,10 +188,13 @@ def markdown(result: Mapping[str, Any]) -> str:
     return visible("\n\n".join(blocks))
 
 
-def read(path: str, flags: int = os.O_RDONLY) -> dict[str, Any]:
-    """Reads a benchmark's or a run's result. Raises `UsageError` for other files, in one line."""
+def read(path: str, flags: int = os.O_RDONLY, folder: int | None = None) -> dict[str, Any]:
+    """Reads a benchmark's or a run's result. Raises `UsageError` for other files, in one line.
+
+    `folder` is the descriptor of the folder of a relative path.
+    """
     try:
-        result = read_json(path, flags=flags, most_bytes=MOST_BYTES)
+        result = read_json(path, flags=flags, most_bytes=MOST_BYTES, folder=folder)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} can't be read ({error}); give a file of result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None

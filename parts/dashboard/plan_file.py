@@ -16,13 +16,14 @@ _MOST_BYTES = 4 << 20
 _FIGURES = ("hosts", "host_bytes", "examples_per_sec", "goodput")
 
 
-def read(path: str, flags: int = os.O_RDONLY) -> dict[int, dict[str, Any]]:
+def read(path: str, flags: int = os.O_RDONLY, folder: int | None = None) -> dict[int, dict[str, Any]]:
     """Reads some figures of a plan by the number of hosts, as `plan_report.entry` names them. Raises `UsageError`.
 
-    With them is `network_share`: the fraction of a step's time in which it waits for the network.
+    With them is `network_share`: the fraction of a step's time in which it waits for the network. `folder` is the
+    descriptor of the folder of a relative path.
     """
     try:
-        plan = read_json(path, flags=flags, most_bytes=_MOST_BYTES)
+        plan = read_json(path, flags=flags, most_bytes=_MOST_BYTES, folder=folder)
         figures = [_figures(entry) for entry in plan["hosts"]]
     except (OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise UsageError(f"{path} is not a plan ({error!r}); give a file of crankshaft plan --result_json") from None

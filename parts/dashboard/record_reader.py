@@ -109,10 +109,11 @@ class RecordReader:
         """How many workers are known; 0 if the run has not named any."""
         return len(self._workers)
 
-    def poll(self, seconds: float) -> None:
-        """Reads new events, for so many seconds at most."""
+    def poll(self, seconds: float, folder: int | None = None) -> None:
+        """Reads new events, for so many seconds at most; `folder` is the descriptor of the file's folder."""
+        path = self._path if folder is None else os.path.basename(self._path)
         try:
-            with open(open_regular(self._path, os.O_NOFOLLOW), "rb", buffering=1 << 20) as file:
+            with open(open_regular(path, os.O_NOFOLLOW, folder), "rb", buffering=1 << 20) as file:
                 self.problem = ""
                 self._read(file, time.monotonic() + seconds)
         except FileNotFoundError:

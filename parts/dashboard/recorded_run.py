@@ -39,6 +39,7 @@ class RecordedRun:
     Args:
       path: path of the run's folder, or of a file of result_json.
       name: its name on the page; None is the last part of the path.
+      within: folder that the user gave, below which the run was found; None is the path. No link below it is followed.
 
     Attributes:
       result: contents of the file of result_json; {} of a folder.
@@ -47,15 +48,15 @@ class RecordedRun:
       UsageError: nothing is at the path, or no result.
     """
 
-    def __init__(self, path: str, name: str | None = None):
+    def __init__(self, path: str, name: str | None = None, within: str | None = None):
         if not os.path.exists(path):
             raise UsageError(f"{path} is not there; give a run's folder on this machine, or a file of result_json")
         is_folder = os.path.isdir(path)
         self.name = name or os.path.basename(os.path.abspath(path))
-        # Anybody may have written the folder: a link in it would show another file of this user's.
-        self._result, self._open_flags = (RunDir(path).result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
-        self._folder = path if is_folder else None
-        self._planned, self._lock = RunDir(path).plan, RunDir(path).lock
+        # Anybody may have written the folder: a link in it would show another file of this user's. So may whoever
+        # replaces it by one meanwhile.
+        self._result, self._open_flags = (NAMES.result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
+        self._folder = (within or path, os.path.relpath(path, within or path)) if is_folder else None
         self._record = RecordReader(RunDir(path).events) if is_folder else None
         self.result = {} if is_folder else benchmark_report.read(path)
 
@@ -74,19 +75,22 @@ class RecordedRun:
             return {"name": self.name, "revision": "", "read": 1.0, "age": 0.0, "late": False, "view": view}
 
     def _shown(self, seconds: float, seen: str, find: str) -> dict[str, Any]:
-        if self._record:
-            self._record.poll(seconds)
         with contextlib.ExitStack() as stack:
+            within, inner = self._folder or ("", "")
+            run = stack.enter_context(folder_below(within, inner)) if self._folder else None
+            if self._record:
+                self._record.poll(seconds, run)
             folder = None
             with contextlib.suppress(OSError):
-                folder = stack.enter_context(folder_below(self._folder, NAMES.logs)) if self._folder else None
+                if self._folder:
+                    folder = stack.enter_context(folder_below(within, os.path.join(inner, NAMES.logs)))
             logs = _newest(folder)
-            files = (self._result, self._planned)
-            marks = [self._record.revision if self._record else (), find, *map(_mark, files), logs]
+            written = [_mark(name, run) for name in (self._result, NAMES.plan)]
+            marks = [self._record.revision if self._record else (), find, *written, logs]
             revision = hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
             shown = {"name": self.name, "revision": revision, "read": 1.0, "age": 0.0, "late": False}
             if events := self._record:
-                shown |= {"read": round(events.read, 3), **events.age(), "killed": self._was_killed(events)}
+                shown |= {"read": round(events.read, 3), **events.age(), "killed": _killed_at(events, run)}
                 shown["state"] = _state(events.latest, shown)
             if revision != seen:
                 record = self._record.view(find, _LANES) if self._record else {}
@@ -94,27 +98,28 @@ class RecordedRun:
                 record["changed"] = _changed(values)
                 record["best"] = _best(record, values) if isinstance(values, dict) else None
                 tails = {name: _end(folder, name) for name, *_ in logs}
-                result = _sections(self.result or _benchmark(self._result, self._open_flags))
-                shown["view"] = {**record, "result": result, "logs": tails, "plan": self._plan()}
+                result = _sections(self.result or _benchmark(self._result, self._open_flags, run))
+                plan = _plan(self._record, run) if self._record else {}
+                shown["view"] = {**record, "result": result, "logs": tails, "plan": plan}
         return shown
 
-    def _was_killed(self, record: RecordReader) -> float | None:
-        """Returns the time of the last event of a run whose process is gone, and has not written its end."""
-        start = record.start_without_end
-        if not start.get("pid_space") or start["pid_space"] != pid_space():  # process IDs of elsewhere
-            return None
-        pids = {str(start.get("pid"))}
-        with contextlib.suppress(OSError), open(open_regular(self._lock, os.O_NOFOLLOW), "rb") as file:
-            pids.update(file.read(512).decode(errors="replace").split()[:1])  # of a supervisor's, it outlives a task
-        return None if any(pid.isdecimal() and is_alive(int(pid)) for pid in pids) else record.time
 
-    def _plan(self) -> dict[str, Any]:
-        """Returns the plan's figures for the run's number of workers; {} without a plan for it."""
-        with contextlib.suppress(UsageError):
-            if self._record and os.path.lexists(self._planned):
-                plan = plan_file.read(self._planned, os.O_NOFOLLOW)
-                return plan.get(self._record.num_workers or 1, {})
-        return {}
+def _killed_at(record: RecordReader, folder: int | None) -> float | None:
+    """Returns the time of the last event of a run whose process is gone, and has not written its end."""
+    start = record.start_without_end
+    if not start.get("pid_space") or start["pid_space"] != pid_space():  # process IDs of elsewhere
+        return None
+    pids = {str(start.get("pid"))}
+    with contextlib.suppress(OSError), open(open_regular(NAMES.lock, os.O_NOFOLLOW, folder), "rb") as file:
+        pids.update(file.read(512).decode(errors="replace").split()[:1])  # of a supervisor's, it outlives a task
+    return None if any(pid.isdecimal() and is_alive(int(pid)) for pid in pids) else record.time
+
+
+def _plan(record: RecordReader, folder: int | None) -> dict[str, Any]:
+    """Returns the plan's figures for the run's number of workers; {} without a plan for it."""
+    with contextlib.suppress(UsageError):
+        return plan_file.read(NAMES.plan, os.O_NOFOLLOW, folder).get(record.num_workers or 1, {})
+    return {}
 
 
 def _changed(values: Any) -> list[str]:
@@ -128,13 +133,16 @@ def recorded_runs(paths: Sequence[str]) -> list[RecordedRun]:
 
     They are named by the parts of their paths in which they differ.
     """
-    found = [inner for path in paths for inner in _run_paths(path)]
-    parts = [pathlib.Path(os.path.abspath(path)).parts for path in found]
+    found = [(inner, path) for path in paths for inner in _run_paths(path)]
+    parts = [pathlib.Path(os.path.abspath(path)).parts for path, _ in found]
     room = min(map(len, parts), default=1) - 1  # so that each keeps a part
     first = next((i for i in range(room) if len({part[i] for part in parts}) > 1), room)
     last = next((i for i in range(room - first) if len({part[-1 - i] for part in parts}) > 1), room - first)
     names = ["/".join(part[first : len(part) - last]) for part in parts]
-    return [RecordedRun(path, name) for path, name in zip(found, names, strict=True)]
+    return [
+        RecordedRun(path, name, within if os.path.isdir(within) else None)
+        for (path, within), name in zip(found, names, strict=True)
+    ]
 
 
 def _run_paths(path: str) -> list[str]:
@@ -185,10 +193,10 @@ def moment(seconds: float) -> str:
     return ""
 
 
-def _benchmark(path: str, flags: int) -> dict[str, Any]:
+def _benchmark(path: str, flags: int, folder: int | None) -> dict[str, Any]:
     """Reads a benchmark's result in a run's folder; {} for other results, which the record has too, or without one."""
     with contextlib.suppress(UsageError):
-        result = benchmark_report.read(path, flags)
+        result = benchmark_report.read(path, flags, folder)
         return result if "schema" in result else {}
     return {}
 
@@ -197,9 +205,9 @@ def _sections(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"sections": [section._asdict() for section in benchmark_report.sections(result)]} if result else {}
 
 
-def _mark(path: str) -> tuple[int, ...]:
+def _mark(path: str, folder: int | None) -> tuple[int, ...]:
     with contextlib.suppress(OSError):
-        status = os.lstat(path)
+        status = os.stat(path, dir_fd=folder, follow_symlinks=False)
         return status.st_ino, status.st_size, status.st_mtime_ns
     return ()
 

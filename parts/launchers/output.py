@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO
 
 from ...engine.errors import as_line, counted, one_line, visible
-from ...engine.machine.files import append, open_regular
+from ...engine.machine.files import append, folder_below, open_regular
 from ...runner.host.streams import has_no_reader
 
 _CHUNK = 1 << 16
@@ -278,7 +278,8 @@ class Output:
         path = os.path.join(self._log_dir, f"{name.replace(' ', '-')}.log")
         try:
             os.makedirs(self._log_dir, exist_ok=True)
-            descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            with folder_below(*os.path.split(self._log_dir)) as folder:
+                descriptor = open_regular(os.path.basename(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT, folder)
             log = open(descriptor, "ab", buffering=0)  # noqa: SIM115 (TaskOutput.finish closes it)
             head = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {name} starts as process {pid} ===\n"
             with contextlib.suppress(OSError):  # a full disk, which may have room later

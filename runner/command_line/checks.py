@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES, RunDir
 from ..failures import UsageError
 from . import config as configs
@@ -240,6 +243,14 @@ def _check_run_dir(config: Config) -> None:
     layout = config.files
     if config.trains:
         paths.check_writable("run_dir", layout.path)
+        if config.is_chief and (mode := os.stat(layout.path).st_mode) & stat.S_IWOTH:
+            logging.warning(
+                "run_dir=%s may be written to by each user of this machine (mode %o), who can exchange its files and "
+                "end the run; unless they are to, chmod o-w %s",
+                layout.path,
+                stat.S_IMODE(mode),
+                shlex.quote(layout.path),
+            )
         if config.tensorboard_dir:
             paths.check_writable("tensorboard_dir", config.tensorboard)
         for folder in (layout.checkpoints, layout.best):

@@ -75,6 +75,11 @@ class RemoteFolder:
             return
         for folder, _, names in gfile.walk(self.url):
             inner = folder[len(self.url) :].strip("/")
+            for path in (os.path.join(inner, name) for name in ("", *names)):
+                if os.pardir in path.split("/") or os.path.isabs(path):  # objects of a bucket have any names
+                    raise UsageError(
+                        f"run_dir={self.url} lists {path}, whose copy would not be below that of the folder; remove it"
+                    )
             if inner.split("/")[0] in _NOT_PULLED:
                 continue
             os.makedirs(os.path.join(self.folder, inner), exist_ok=True)

@@ -166,7 +166,7 @@ def _save_serving(run: BaseRun, path: str, name: str | None, checkpoint: str) ->
     tables_by_name = dict(zip(_unique(table.name for table in tables), tables, strict=True))
     if (since := run.config.export_since) and not tables:
         raise UsageError(f"export_since={since}: the model has no table with admit_after to compare; leave it out")
-    with files.replacing(path, os.mkdir) as temporary:
+    with files.replacing(path, files.make_folder) as temporary:
         with averaged_weights(trainer):
             if tables:
                 tables[0].write_rows(temporary, tables_by_name, since)

@@ -18,7 +18,7 @@ from ...engine.data import form, frames
 from ...engine.data.entry import user_data
 from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
-from ...engine.internals import keras_calls
+from ...engine.internals import keras_calls, keras_state
 from ...engine.step.options import RunContext, StepOptions
 from ...engine.trainer import Trainer
 from .. import explanations
@@ -186,8 +186,17 @@ class _ArchitectureTrainer(Trainer):
         from ...engine import layers  # noqa: F401 - so that Keras knows them by name
 
         try:
+            loaded = [] if keras_state.loads_anything() else [*keras_state.loaded_files(json.loads(self._architecture))]
+            if loaded:
+                raise UsageError(
+                    "this run's model has a layer {} that loads the file {}, as whoever made the run's folder chose; "
+                    "look what it is, and call keras.config.enable_unsafe_deserialization() first, or give "
+                    "load_model(..., trainer_class=)".format(*loaded[0])
+                )
             model = tf.keras.models.model_from_json(self._architecture)
         except (TypeError, ValueError) as error:
+            if isinstance(error, UsageError):
+                raise
             raise UsageError(
                 f"Keras can't make this run's model from its configuration ({' '.join(str(error).split())[:200]}); "
                 "register its layers with keras.saving.register_keras_serializable, or give "

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ...engine.internals import keras, keras_calls, variables
+from ...engine.internals import keras, keras_calls, keras_state, variables
 from ...engine.trainer import Trainer
 from ..command_line.values import differences, short
 from ..host import isolation
@@ -119,8 +119,10 @@ def _parts(content: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _as_todays(configuration: dict[str, Any]) -> Any:
-    """Returns a configuration as this version of Keras writes it; None of one that it can't read."""
+    """Returns a configuration as this version of Keras writes it; None of one that it can't read, or that has files."""
     try:
+        if any(keras_state.loaded_files(configuration)):
+            return None
         return _configuration(tf.keras.layers.deserialize(configuration))
     except Exception:  # of any class, from a user's constructor
         return None

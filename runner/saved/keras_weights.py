@@ -58,7 +58,17 @@ def _read_layers(path: str) -> dict[str, tuple[str, int]]:
     """
     layers = {}
 
+    def refuse_other_files(group: h5py.Group) -> None:
+        """Raises ValueError where what is in the group is elsewhere, as an older Keras would follow (CVE-2026-1669)."""
+        for name in group:
+            part = group.get(name, getlink=True)
+            dataset = None if isinstance(part, h5py.ExternalLink) else group[name]
+            if dataset is None or (isinstance(dataset, h5py.Dataset) and (dataset.external or dataset.is_virtual)):
+                raise ValueError(f"{group.name.rstrip('/')}/{name} has its values in another file")
+
     def visit(group_path: str, part) -> None:
+        if isinstance(part, h5py.Group):
+            refuse_other_files(part)
         position, _, last = group_path.rpartition("/")
         is_layer = last == "vars" and isinstance(part, h5py.Group) and len(part)
         if is_layer and position.partition("/")[0] != "optimizer":
@@ -71,7 +81,8 @@ def _read_layers(path: str) -> dict[str, tuple[str, int]]:
                 file = h5py.File(stack.enter_context(archive.open("model.weights.h5")))
             else:
                 file = h5py.File(path)
-            stack.enter_context(file).visititems(visit)
+            refuse_other_files(stack.enter_context(file))
+            file.visititems(visit)
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return layers

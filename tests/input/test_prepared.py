@@ -10,6 +10,7 @@ import time
 import pytest
 
 from crankshaft.engine.errors import SourceError
+from crankshaft.engine.machine import files
 from crankshaft.input.checks import InputError
 from crankshaft.input.files.prepared import Prepared, prepared
 from crankshaft.input.files.storage import Files
@@ -230,6 +231,39 @@ def test_files_in_a_read_only_folder_are_prepared_in_a_temporary_one_of_this_use
             make(shared)
     finally:
         os.seteuid(0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_read"), [(0o1777, 2002, False), (0o1777, 3003, True), (0o777, 2002, True)]
+)
+def test_in_a_sticky_folder_a_cache_is_the_users_or_the_files_owners(shared, monkeypatch, caplog, mode, owner, is_read):
+    """Anybody may make one there, with other contents; elsewhere who may write there could change the file too."""
+
+    def become(user):
+        os.seteuid(0)
+        os.seteuid(user)
+
+    (shared.parent / ".crankshaft").rmdir()
+    shared.parent.chmod(mode)
+    os.chown(shared, owner, owner)
+    with tempfile.TemporaryDirectory() as temporary:
+        os.chmod(temporary, 0o777)
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        try:
+            become(3003)
+            first = make(shared)
+            assert first.path.startswith(f"{shared.parent}/.crankshaft/")
+            (shared.parent / "link").symlink_to(temporary)
+            become(2002)
+            second = make(shared)
+            assert (second.metadata == first.metadata) == (second.path == first.path) == is_read
+            line = f"{shared.parent}/.crankshaft can't be used (another user's, in a folder in which anybody may"
+            assert (line in caplog.text) != is_read
+            assert make(shared).metadata == second.metadata
+            assert files.may_be_planted(f"{shared.parent}/link/own", str(shared)) != is_read
+        finally:
+            os.seteuid(0)
 
 
 def test_remote_files_are_prepared_beside_them():

@@ -316,6 +316,22 @@ def test_what_no_manifest_can_be_read_with_is_an_error_at_the_call(tmp_path, hos
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_becomes_a_link_leads_to_no_other_runs_checkpoints(tmp_path):
+    """Whoever may write to a run's folder could have them removed."""
+    saved(tmp_path / "own", [1, 2], keep=2)
+    saved(tmp_path / "others", [1, 2], keep=None)
+    state = make_state()
+    checkpoints = make(tmp_path / "own", state, keep=2)
+    before = sorted((tmp_path / "others").iterdir())
+    os.rename(tmp_path / "own", tmp_path / "moved")
+    (tmp_path / "own").symlink_to("others")
+    with pytest.raises(SaveError, match="it is a link"):
+        checkpoints.save(3, {}, wait=True)
+    assert sorted((tmp_path / "others").iterdir()) == before
+    with pytest.raises(OSError, match="it is a link"):
+        manifests.remove(str(tmp_path / "own" / "ckpt-1.index"))
+
+
 @pytest.mark.parametrize("moment", ["after listing", "before hashing", "before the values"])
 def test_a_reader_takes_the_newer_checkpoint_if_the_writer_removed_its_own(tmp_path, monkeypatch, moment):
     state, other = make_state(), make_state()

@@ -81,18 +81,18 @@ def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
     made = []
 
     def make(path):
-        files.make_file(path)
+        opened = files.make_file(path)
         made.append(path)
         if len(made) == 1:
-            os.remove(path)
-            files.make_file(path)
             swept.append(os.open(path, os.O_RDONLY))
             fcntl.flock(swept[0], fcntl.LOCK_EX)
-            threading.Timer(0.2, lambda: os.close(swept[0])).start()
+            os.remove(path)
+        return opened
 
     swept = []
     with files.replacing(tmp_path / "a", make) as temporary:
         assert temporary == made[1] != made[0]
+    os.close(swept[0])
     assert os.listdir(tmp_path) == ["a"]
 
 
@@ -101,11 +101,12 @@ def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
     made = []
 
     def make(path):
-        files.make_file(path)
+        opened = files.make_file(path)
         made.append(path)
         if len(made) < 3:
             held.append(os.open(path, os.O_RDONLY))
             fcntl.flock(held[-1], fcntl.LOCK_EX)
+        return opened
 
     held = []
     with files.replacing(tmp_path / "a", make) as temporary:
@@ -129,6 +130,32 @@ def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, fold
         assert stat.S_IMODE(os.stat(tmp_path / "masked").st_mode) == expected & ~0o027
     finally:
         os.umask(before)
+
+
+def test_a_new_file_is_written_where_it_was_made_whatever_takes_its_place(tmp_path):
+    """Whoever may write to the folder could exchange it for a link meanwhile."""
+    (tmp_path / "victim").write_text("dear")
+    with files.new_file(tmp_path / "a") as file:
+        (temporary,) = (name for name in os.listdir(tmp_path) if name.startswith("a."))
+        os.rename(tmp_path / temporary, tmp_path / "moved")
+        (tmp_path / temporary).symlink_to("victim")
+        file.write(b"text")
+    assert (tmp_path / "victim").read_text() == "dear"
+    assert (tmp_path / "moved").read_text() == "text"
+
+
+def test_a_folder_is_opened_below_another_through_no_link(tmp_path):
+    (tmp_path / "given" / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("given")
+    (tmp_path / "given" / "other").symlink_to("run")
+    for name in ("", "run", "run/logs", "./run"):
+        with files.folder_below(tmp_path / "link", name) as opened:
+            assert os.path.samestat(os.fstat(opened), os.stat(tmp_path / "given" / name))
+    for name in ("other", "other/logs"):
+        with pytest.raises(OSError, match="it is a link"), files.folder_below(tmp_path / "link", name):
+            pass
+    with pytest.raises(FileNotFoundError), files.folder_below(tmp_path / "link", "none"):
+        pass
 
 
 def test_a_file_system_that_can_not_rename_is_named_and_nothing_is_left(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from crankshaft.parts.benchmark.result import VERSION
 from crankshaft.parts.dashboard import page as pages
 from crankshaft.parts.dashboard import report
 from crankshaft.parts.dashboard.record_reader import RecordReader
-from crankshaft.parts.dashboard.recorded_run import RecordedRun
+from crankshaft.parts.dashboard.recorded_run import RecordedRun, recorded_runs
 from tests.engine.record.test_events import NOT_OF_THE_SCHEMA
 from tests.parts.benchmark.test_benchmark_report import MORE, RESULT
 from tests.parts.dashboard.test_plan_file import PLAN
@@ -253,6 +253,23 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     os.mkfifo(run_dir / "logs" / "b")
     (run_dir / "logs" / "c").write_text("whole")
     assert RecordedRun(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
+
+
+def test_a_run_that_becomes_a_link_while_the_page_is_served_shows_nothing_of_where_it_leads(tmp_path):
+    """Whoever owns a folder of runs may exchange one; the folder that the user has named may be a link."""
+    (tmp_path / "private" / "logs").mkdir(parents=True)
+    (tmp_path / "private" / "logs" / "a").write_text("SECRET")
+    write(tmp_path / "private" / "events.jsonl", itertools.islice(events(0), 10))
+    for name in ("a", "b"):
+        write(tmp_path / "runs" / name / "events.jsonl", itertools.islice(events(0), 10))
+    (tmp_path / "named").symlink_to("runs")
+    runs = recorded_runs([str(tmp_path / "named")])
+    assert [run.shown(60)["view"]["logs"] for run in runs] == [{}, {}]
+    os.rename(tmp_path / "runs" / "a", tmp_path / "runs" / "moved")
+    (tmp_path / "runs" / "a").symlink_to(tmp_path / "private")
+    first, second = (run.shown(60)["view"] for run in runs)
+    assert first == {"problem": "a can't be shown: [Errno 40] it is a link: " + repr(f"{tmp_path}/named/a")}
+    assert second["logs"] == {}
 
 
 def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, monkeypatch):

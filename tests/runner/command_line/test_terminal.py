@@ -53,11 +53,12 @@ def test_a_name_with_a_line_break_makes_no_line_of_its_own(tmp_path, monkeypatch
 
 def test_each_print_escapes_what_may_be_from_a_file():
     """Those beside: text of this package alone, figures, or what a program has generated or drawn for a terminal."""
-    own = {"launch/cluster/arrival.py", "launch/command_line/help.py", "launch/dashboard/metrics.py"}
-    own |= {"launch/dashboard/server.py", "launch/host/exits.py", "launch/plan/main.py", "launch/run/progress.py"}
-    own |= {"launch/composition/open_run.py", "launch/run/modes/generate.py"}
+    own = {"parts/clusters/arrival.py", "runner/command_line/help.py", "parts/dashboard/metrics.py"}
+    own |= {"parts/dashboard/server.py", "runner/host/exits.py", "parts/plan/main.py", "runner/progress.py"}
+    own |= {"launch/composition/open_run.py", "runner/modes/generate.py"}
     missed = []
-    for path in (path for folder in ("engine", "input", "launch", "models") for path in (ROOT / folder).rglob("*.py")):
+    folders = ("engine", "input", "launch", "models", "parts", "runner")
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text())):
             is_print = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "print"
             if is_print and str(path.relative_to(ROOT)) not in own:

@@ -18,6 +18,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import mean
 from crankshaft.engine.checkpoints.manifest import with_digest
+from crankshaft.launch import program
 from crankshaft.runner.command_line import parsing
 from crankshaft.runner.failures import UsageError
 from tests.launch.line import RUN, Line
@@ -384,3 +385,13 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
 
     done = inside(*QUIET, f"--mode={mode}", "--train_steps=3", trainer=Penalized, data=arrays).ok()
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
+
+
+def test_a_scripts_flag_that_may_be_a_secret_is_named_as_it_will_be_readable(folder, script_flags, caplog):
+    for name, value in {"api_key": "a", "hub_token": "b", "password": "", "key_dim": "c", "tokens": "d"}.items():
+        script_flags.DEFINE_string(name, value, "Of the script.")
+    script_flags.DEFINE_integer("num_token", 3, "Of the script.")
+    for given in ({}, {"run_dir": "run"}):
+        program.configure_program({"input": "digits", **given}, {}, Line, False, ())
+        named = [name for name in script_flags.FLAGS if f"the script's flag {name} will be readable" in caplog.text]
+        assert sorted(named) == (["api_key", "hub_token"] if given else [])

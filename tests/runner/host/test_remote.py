@@ -48,6 +48,18 @@ def test_a_run_elsewhere_resumes_and_ends_on_the_bits_of_one_here(inside, url, t
     assert sum(name.startswith("tensorboard/train/") for name in names(url)) == 2  # of each process
 
 
+@pytest.mark.parametrize(
+    ("folder", "name"),
+    [("", "../../evil"), ("", "/tmp/evil"), ("/a/..", "evil"), ("/..", "evil"), ("/x", "../../evil")],
+)
+def test_a_name_that_leads_out_of_a_bucket_is_refused_before_anything_is_copied(url, monkeypatch, folder, name):
+    tf.io.gfile.makedirs(url)
+    monkeypatch.setattr(tf.io.gfile, "walk", lambda top: iter([(top, [], []), (top + folder, [], [name])]))
+    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: pytest.fail("it is copied"))
+    with pytest.raises(UsageError, match="whose copy would not be below that of the folder; remove it"):
+        remote.RemoteFolder(url)
+
+
 def test_checkpoints_that_are_removed_here_are_removed_there(inside, url):
     flags = ("--train_steps=50", "--checkpoint_every_steps=10", "--keep_checkpoints=2")
     inside(*RUN, f"--run_dir={url}", *flags).ok()

@@ -9,9 +9,11 @@ import shutil
 
 import pytest
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from crankshaft import load_model
 from crankshaft.engine.hooks import every_steps
+from crankshaft.models import mlp
 from crankshaft.runner.command_line import saved_config
 from crankshaft.runner.failures import UsageError
 from crankshaft.runner.host import locks
@@ -142,6 +144,34 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
     (tmp_path / "model.json").write_text(json.dumps(described))
     with pytest.raises(UsageError, match=r"model.json does not describe .* \(keras is .*, which is not an object\)"):
         model_file.read(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        ("TFSMLayer", {"filepath": "/srv/model", "call_endpoint": "serve"}),
+        ("Custom>TFSMLayer", {"filepath": "/srv/model", "call_endpoint": "serve"}),
+        ("StringLookup", {"vocabulary": "/srv/model"}),
+        ("TimeDistributed", {"layer": {"class_name": "TextVectorization", "config": {"vocabulary": "/srv/model"}}}),
+    ],
+)
+def test_a_configuration_of_a_model_has_keras_load_no_file_unless_the_program_says_so(finished, tmp_path, kind, config):
+    shutil.copytree(finished(*TRAIN).folder, tmp_path / "run")
+    described = json.loads((tmp_path / "run" / "model.json").read_text())
+    described["model_is_forward"] = True
+    described["keras"]["config"]["layers"].append({"module": "keras.layers", "class_name": kind, "config": config})
+    (tmp_path / "run" / "model.json").write_text(json.dumps(described))
+    line = r"has a layer \w+ that loads the file /srv/model, .*; look what it is, and call keras.config.enable_unsafe"
+    with pytest.raises(UsageError, match=line):
+        load_model(tmp_path / "run")
+    global_state.set_global_attribute("safe_mode_saving", False)  # as `keras.config.enable_unsafe_deserialization` does
+    try:
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - Keras's own, of any class: there is no such file
+            load_model(tmp_path / "run")
+        assert "look what it is" not in str(raised.value)
+    finally:
+        global_state.set_global_attribute("safe_mode_saving", None)
+    load_model(tmp_path / "run", trainer_class=mlp.Model)
 
 
 def test_another_runs_checkpoint_is_not_gone_on_with(finished, inside, tmp_path, caplog):
@@ -289,6 +319,13 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert seen == [10, 20, 30]
     left = sorted(os.listdir(run_dir)) if run_dir.exists() else []
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
+
+
+@pytest.mark.parametrize(("mode", "is_named"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
+def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_named):
+    os.chmod(run_dir, mode)
+    assert problem(*RUN, f"--run_dir={run_dir}") is None
+    assert (f"may be written to by each user of this machine (mode {mode:o})" in caplog.text) == is_named
 
 
 def test_a_lock_that_is_removed_is_made_again(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -128,3 +129,33 @@ def test_a_file_that_is_none_of_keras_is_named(inside, tmp_path, name):
 def test_a_file_of_the_older_format_is_refused(inside, tmp_path):
     (tmp_path / "old.h5").touch()
     assert "older format" in inside(*STILL, f"--init_from={tmp_path}/old.h5", trainer=Net, data=data).mistake
+
+
+@pytest.mark.parametrize("kind", ["external", "link", "virtual"])
+def test_a_file_whose_weights_are_in_other_files_is_refused(inside, tmp_path, kind):
+    """It would have any file of this user's read as weights."""
+    path = tmp_path / "net.weights.h5"
+    keras_model().save_weights(path)
+    (tmp_path / "secret").write_bytes(bytes(64))
+    with h5py.File(path, "r+") as file:
+        group = next(_groups_of_weights(file))
+        shape, name = group["0"].shape, f"{group.name}/0"
+        del group["0"]
+        if kind == "external":
+            group.create_dataset("0", shape, "float32", external=[(str(tmp_path / "secret"), 0, 64)])
+        elif kind == "link":
+            group["0"] = h5py.ExternalLink(str(tmp_path / "secret"), "/x")
+        else:
+            layout = h5py.VirtualLayout(shape, "float32")
+            layout[...] = h5py.VirtualSource(str(tmp_path / "secret"), "x", shape)
+            group.create_virtual_dataset("0", layout)
+    outcome = inside(*STILL, f"--init_from={path}", trainer=Net, data=data)
+    assert (
+        f"{path} can't be read as a file of Keras's weights: {name} has its values in another file" in outcome.mistake
+    )
+
+
+def _groups_of_weights(file):
+    found = []
+    file.visititems(lambda name, part: found.append(part) if name.endswith("/vars") and "0" in part else None)
+    yield from found
