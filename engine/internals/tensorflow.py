@@ -185,6 +185,26 @@ def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
         replica.__class__ = before
 
 
+@contextlib.contextmanager
+def around_exchanges(enter: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """Enters a context of this replica's at each exchange within.
+
+    There the replicas of a process, each traced in a thread of its own, take turns.
+    """
+    replica = tf.distribute.get_replica_context()
+    merge_call = replica._merge_call
+
+    def merge_within(*arguments):
+        with enter():
+            return merge_call(*arguments)
+
+    replica._merge_call = merge_within
+    try:
+        yield
+    finally:
+        replica._merge_call = merge_call
+
+
 def replica_id() -> int | tf.Tensor:
     """Returns this replica's id in its strategy, an int if known when tracing; 0 outside replicas."""
     if tf.distribute.get_replica_context() is None:
