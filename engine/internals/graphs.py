@@ -89,6 +89,12 @@ def kinds(graph: tf.Graph) -> Counter[str]:
     return Counter(op.type for op in operations(graph))
 
 
+def dimensions(graph: tf.Graph) -> set[int]:
+    """Returns the static sizes of the axes of all tensors."""
+    shapes = (output.shape for op in operations(graph) for output in op.outputs)
+    return {size for shape in shapes if shape.rank is not None for size in shape if size is not None}
+
+
 def samples(op: tf.Operation) -> bool:
     """Returns whether an op samples by a state of the process, which a resumed one does not have.
 

@@ -135,7 +135,7 @@ class StepChecks:
             return
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
-        state.trainer.inventory.captured.note()
+        state.trainer.inventory.captured.note_trace(lambda: graphs.dimensions(graph), len(contexts))
         options, shards = state.trainer.run_context.options, self._replicas // contexts[0].mesh.model.size
         has_parts = max(shards, options.accumulate_steps, options.parallel_micro_batches) > 1 and not replicates_batch
         warns = has_parts and "gather" not in self._runner.applied.names
