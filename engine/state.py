@@ -56,6 +56,7 @@ class TrainState:
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       is_resumed: whether the program resumes a run that an earlier process began.
+      is_saved: whether the run writes checkpoints.
       extra: the program's own values, plain JSON by name.
       named_idle: the handles' `id`s of trainable variables that no optimizer updates, and that were named.
     """
@@ -65,7 +66,7 @@ class TrainState:
         self.step = 0
         self.jit: bool | None = None
         self.is_whole = True
-        self.is_resumed = False
+        self.is_resumed = self.is_saved = False
         self.extra: dict[str, Any] = {}
         self.named_idle: set[int] = set()
 

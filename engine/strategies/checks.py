@@ -59,6 +59,11 @@ _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
     "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
+_MADE_IN_A_STEP = (
+    "{}: its step makes variables as it is traced ({}), {}; make them in build, after super().build(), as in self.m = "
+    "[tf.Variable(tf.zeros(v.shape), trainable=False) for v in self.trainable_variables], or build there the layer or "
+    "optimizer that makes them"
+)
 _STATE_OF_PYTHON = (
     "the step calls Python (%s), and what its functions keep is in no checkpoint: this resumed run goes on with the "
     "weights of the one before, and with the program's new objects, such as an environment; keep their state in "
@@ -111,13 +116,18 @@ class StepChecks:
         Args:
           replicates_batch: whether each replica computes the whole batch, so that what it assigns is the others' too.
         """
+        before = _variables(self._state)
         try:
             step = trace()
-        except UsageError:
+        except Exception as error:
+            self._check_made(before, error)
+            if not isinstance(error, UsageError):
+                raise
             # A loss's mistake may be why, such as comparing pairs, which has no gradient: that is the error to show.
             if self._runner and self._state:
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
+        self._check_made(before)
         self._check(step.graph, replicates_batch)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
@@ -129,6 +139,24 @@ class StepChecks:
             step.graph, self._replicas, is_resumed=bool(self._trains and self._state and self._state.is_resumed)
         )
         return step
+
+    def _check_made(self, before: Mapping[int, tf.Variable], error: Exception | None = None) -> None:
+        """Raises UsageError for variables that the trace has made, which a resumed run would lack, or logs a line.
+
+        Args:
+          before: the variables before the trace.
+          error: the trace's; replicas can't make variables in a step, which is why.
+        """
+        state, made = self._state, [v for key, v in _variables(self._state).items() if key not in before]
+        if state is None or not made or (error is not None and self._replicas == 1):
+            return
+        names = ", ".join(f"{variable_path(v)} {v.shape.as_list()}" for v in made[:3]) + (", ..." if made[3:] else "")
+        refused = self._replicas > 1 or state.is_saved
+        why = "which replicas can't" if self._replicas > 1 else "which a resumed run would not have to restore"
+        line = _MADE_IN_A_STEP.format(type(state.trainer).__name__, names, why)
+        if refused:
+            raise UsageError(line) from error
+        logging.warning_once("%s", line)
 
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
         if self._runner is None or self._state is None:
@@ -419,6 +447,11 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
     idle = [v for v in read if v.trainable and id(v.handle) not in done]
     state.named_idle |= _handles(idle)
     return sorted({*map(variable_path, idle)})
+
+
+def _variables(state: TrainState | None) -> dict[int, tf.Variable]:
+    """The variables of a run's checkpoints, by `id`."""
+    return {id(variable): variable for variable in state.variables()} if state else {}
 
 
 def _handles(variables: Iterable) -> set[int]:

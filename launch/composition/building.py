@@ -154,6 +154,7 @@ def build_checkpoints(
         "strategy": strategy.describe(),
         "data": strategy.exchange(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
     }
+    state.is_saved = True
     about["cpu"], about["updated"] = cpu_threads.counts(strategy), state.updated()
     if final_averages := state.final_averages():
         about["final_averages"] = final_averages
