@@ -379,6 +379,10 @@ def arrays_of_a_generator():
     return tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
 
 
+class Graph(tf.experimental.BatchableExtensionType):
+    nodes: tf.Tensor
+
+
 # The data, and what the line says: what is wrong and the cure.
 MISTAKES = [
     (
@@ -417,6 +421,11 @@ MISTAKES = [
         lambda: Data(dataset(X[:, 0], Y).map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x[None], [1]), y))),
         "the train dataset holds a RaggedTensorSpec; give dense tensors: in dataset.map, pad a ragged x to one shape",
     ),
+    (
+        lambda: Data(dataset(Graph(X), Y)),
+        "the train dataset holds a Graph.Spec, and examples are tensors; in dataset.map, return its tensors in a dict",
+    ),
+    (lambda: Data(dataset(X, Y).window(2)), "the train dataset holds a DatasetSpec, and examples are tensors"),
     (
         lambda: Data(batches_or_examples()),
         "elements have 4 rows in each component, which are 4 examples or one ... unbatch(); if ... with batch(1)",
