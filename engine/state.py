@@ -16,7 +16,7 @@ from .checkpoints.manifest import check_extra
 from .data.feeds.position import Position
 from .errors import UsageError
 from .internals import keras
-from .internals.tensorflow import TrackableNode
+from .internals.tensorflow import TrackableNode, is_saved_model
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing
 from .optimizers import KerasOptimizer, Optimizer
@@ -108,6 +108,11 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
         return list(variables.values())
+
+    def loaded_variables(self) -> list[tf.Variable]:
+        """Returns the variables of SavedModels in attributes."""
+        loaded = (node for _, node in objects.walk(self.checkpoint) if is_saved_model(node))
+        return [part for node in loaded for _, part in objects.walk(node) if isinstance(part, tf.Variable)]
 
     @contextlib.contextmanager
     def restoring(self):

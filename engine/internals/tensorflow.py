@@ -26,6 +26,7 @@ from ..errors import UsageError
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
+_LOADED = "tensorflow.python.saved_model.load"  # the module of what a loaded SavedModel is
 
 
 def has_started() -> bool:
@@ -511,6 +512,11 @@ def has_state_beside_variables(node: Any) -> bool:
         if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
             return True
     return False
+
+
+def is_saved_model(node: Any) -> bool:
+    """Returns whether an object was loaded by `tf.saved_model.load`."""
+    return type(node).__module__ == _LOADED
 
 
 def is_deterministic() -> bool:

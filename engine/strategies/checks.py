@@ -320,8 +320,10 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
         needed = {x.op.name for x in results}  # not a gradient that is made beside another one, and not used
         for op in reversed(operations[: last + 1]):
             needed.update(x.op.name for x in op.inputs if op.name in needed)
-        # A loop's turns, as those of tf.map_fn, are mostly of single examples.
-        if _finds((op for op in operations if op.name in needed), here, _compares, enters_loops=False):
+        # What replicas have exchanged is not of this part alone. A loop's turns, as those of tf.map_fn, are mostly of
+        # single examples.
+        of_part = (op for op in operations if op.name in needed and not graphs.exchanges(op))
+        if _finds(of_part, here, _compares, enters_loops=False):
             logging.warning_once(_COMPARED_IN_PARTS, loss.owner)
 
 
@@ -353,7 +355,8 @@ def _finds(
             inner_tensors = [inner for outer, inner in arguments if outer.name in examples]
             if _finds(called.get_operations(), inner_tensors, is_found, enters_loops):
                 return True
-        examples.update(x.name for x in op.outputs)
+        of_examples = (x for x in op.outputs if any(source.name in examples for source in graphs.value_inputs(x)))
+        examples.update([x.name for x in of_examples])
         if any(x.name in columns for x in inputs):
             columns.update(x.name for x in op.outputs if _is_column(x))
     return False
@@ -442,8 +445,9 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
     updated |= _handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
     in_layers = _handles(v for layer in inventory.layers.values() for v in layer.variables)
     weights = _handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
-    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake.
-    done = state.named_idle | updated | (in_layers - weights)
+    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake; nor are those of
+    # a loaded SavedModel, which has no other way to be frozen.
+    done = state.named_idle | updated | (in_layers - weights) | _handles(state.loaded_variables())
     idle = [v for v in read if v.trainable and id(v.handle) not in done]
     state.named_idle |= _handles(idle)
     return sorted({*map(variable_path, idle)})

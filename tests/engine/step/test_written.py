@@ -206,3 +206,27 @@ def test_variables_that_a_step_makes_are_refused_on_replicas_and_where_a_run_is_
         saved.run(1)
     with pytest.raises(UsageError, match=line.format("replicas can't")):
         replicas.run(1)
+
+
+class Doubled(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def __call__(self, x):
+        return self.factor * x
+
+
+def test_a_loaded_saved_model_that_no_optimizer_updates_is_no_mistake(bench, caplog, tmp_path):
+    class Loaded(Writes):
+        def build(self):
+            super().build()
+            self.doubled = tf.saved_model.load(tmp_path)
+
+        def write(self, features):
+            return self.doubled(features)
+
+    tf.saved_model.save(Doubled(), tmp_path)
+    made(bench, Loaded()).run(1)
+    assert "that no optimizer updates" not in caplog.text
