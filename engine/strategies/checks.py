@@ -445,8 +445,8 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
     updated |= _handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
     in_layers = _handles(v for layer in inventory.layers.values() for v in layer.variables)
     weights = _handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
-    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake; nor are those of
-    # a loaded SavedModel, which has no other way to be frozen.
+    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake, nor those of a
+    # loaded SavedModel, which can be frozen in no other way.
     done = state.named_idle | updated | (in_layers - weights) | _handles(state.loaded_variables())
     idle = [v for v in read if v.trainable and id(v.handle) not in done]
     state.named_idle |= _handles(idle)

@@ -40,8 +40,9 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     for spec in tf.nest.flatten(dataset.element_spec):
         if not isinstance(spec, _KINDS):
             raise UsageError(
-                f"the {name} dataset holds a {type(spec).__qualname__}, and examples are tensors; in dataset.map, return "
-                "its tensors in a dictionary, and make the object of them again in forward (ragged ones come as Padded)"
+                f"the {name} dataset holds a {type(spec).__qualname__}, and examples are tensors; in dataset.map, "
+                "return its tensors in a dictionary, and make the object of them again in forward (ragged ones come as "
+                "Padded)"
             )
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
     given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
