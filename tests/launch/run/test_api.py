@@ -396,8 +396,11 @@ def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
 
     ran("--train_steps=2", "--beta=3", "--note=a").ok()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
-    ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
+    line = "another configuration (script_flags beta: 3.0 -> 7.0) ... may_change=['beta'] of main and run"
+    ran("--train_steps=4", "--beta=7").refused(line)
     ran("--train_steps=4", "--beta=3", "--note=b").ok()
+    script.write_text(OWN_FLAG.replace('["note"]', '["note", "beta"]'))
+    ran("--train_steps=6", "--beta=7").ok()
 
 
 def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):
