@@ -107,8 +107,8 @@ def parse_words(
         config, dot, part = error.flagname.partition(".")
         if dot and script_flags is not None and config in script_flags:
             raise UsageError(
-                f"{error.flagname} is unknown: values within the script's own {config} are not set by the command line; "
-                f"set {part} in the file of {config}, or define a flag for it"
+                f"{error.flagname} is unknown: the command line sets no values within the script's own {config}; set "
+                f"{part} in the file of {config}, or define a flag for it"
             ) from None
         raise _unknown(error.flagname, [*fields, *(script_flag_names() if script_flags is not None else ())]) from None
     except (flags.Error, ValueError) as error:

@@ -298,7 +298,9 @@ def test_a_scripts_config_object_has_another_name_and_no_overrides_on_the_comman
     with pytest.raises(UsageError, match=r"^experiment.units is unknown: .* set units in the file of experiment, or"):
         values_of("--experiment.units=9")
     script_flags.DEFINE_string("config", None, "A file.")
-    with pytest.raises(UsageError, match=r"^config is a flag of Crankshaft's, .* another name, such as experiment; data"):
+    with pytest.raises(
+        UsageError, match=r"^config is a flag of Crankshaft's, .* another name, such as experiment; data"
+    ):
         values_of(f"--config={tmp_path}/conf.py")
 
 
