@@ -176,7 +176,7 @@ def test_page_runs(name, reader):
 @pytest.mark.slow
 @pytest.mark.parametrize("title", RECIPES)
 def test_recipe_runs(title, tmp_path):
-    """As its reader runs it: a file, in a process of its own; without XLA, whose compiling takes longer than all else."""
+    """As its reader runs it: a file, in a process of its own; without XLA, whose compiling takes longest."""
     found = blocks(COOKBOOK)
     recipe = [block.text for block in found if block.section == title and block.language == "python"]
     if "keras_hub" in recipe[0]:
