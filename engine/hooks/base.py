@@ -475,6 +475,9 @@ def before_every_epoch(function: Callable[[Status], None]) -> Hook:
 
     A run that is resumed where an epoch begins calls it: checkpoints of that step are written before.
 
+    Args:
+      function: called with a `Status`, whose `epoch` is the number of the epoch that begins, from 0.
+
     Example:
       >>> hook = before_every_epoch(lambda status: print("epoch", status.epoch, "begins"))
     """

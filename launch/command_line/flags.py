@@ -34,7 +34,6 @@ from .user_files import Module
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "off")
-SPLITS = ("eval", "train")
 
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", *registry.CLUSTERED)
@@ -501,7 +500,7 @@ class Flags:
         of_call=True,
     )
     predict_split: str | None = _modes_flag(
-        OneOf(SPLITS),
+        Text("eval, train, or eval/NAME of several", rules.matching("eval|train|eval/.+", "it is none of these")),
         None,
         "predict: split of the data; by default eval, if the data has one.",
         use=("mode", "predict"),

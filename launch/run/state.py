@@ -81,7 +81,7 @@ def build_state(
     num_servers = (newest and newest.table_shards) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
-    eval_example = form.example(run_inputs.splits["eval"]) if "eval" in run_inputs.splits else None
+    eval_example = None if run_inputs.evaluation is None else form.example(run_inputs.evaluation)
     load_initial = weights.initial_loader(config.init_from)
     context = dataclasses.replace(context, load_initial=load_initial, eval_example=eval_example)
 
