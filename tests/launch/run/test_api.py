@@ -98,9 +98,9 @@ def test_several_evaluation_sets_are_each_computed_as_alone_and_one_is_monitored
     assert done.history[-1]["eval_far/loss"] == done.result["best"]["value"] == done.result["eval"]["far/loss"]
     assert {*names} <= scalars(tmp_path / "run" / "tensorboard" / "eval").keys()
     assert done.predict(split="eval/far").shape == (70, 1)
-    with pytest.raises(UsageError, match="split='eval': .* no such split; it has train, eval/near, eval/far"):
+    with pytest.raises(UsageError, match=r"split='eval': .* no such split; it has train, eval/near, eval/far"):
         done.predict()
-    with pytest.raises(UsageError, match="eval_loss is not measured .* use one of eval_far/loss, eval_near/loss"):
+    with pytest.raises(UsageError, match=r"eval_loss is not measured .* use one of eval_far/loss, eval_near/loss"):
         run(Plane, data=(data()[0], sets), train_steps=4, monitor="eval_loss", early_stopping={"patience": 1}, **QUIET)
     sets["third"] = sets.pop("far")
     other = run(Plane, data=(data()[0], sets), train_steps=8, **{**how, "monitor": "eval_third/loss"})
