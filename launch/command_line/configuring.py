@@ -11,10 +11,10 @@ from absl import flags
 from ...engine import logging
 from ...engine.checkpoints.run_dir import NAMES
 from ..cluster import discovery
-from ..failures import UsageError
+from ..failures import UsageError, print_line
 from ..host.remote import RemoteFolder, remote_folder
 from . import config as configs
-from . import parsing, paths, registry, saved_config
+from . import following, parsing, paths, registry, saved_config
 from .flags import USES, Flags
 
 
@@ -75,6 +75,10 @@ def configure(
     if remote:
         effective["run_dir"] = remote.folder
     paths.check(effective)
+    follows = effective["follow"] and effective["mode"] == "eval" and effective["eval_checkpoint"] == "all"
+    if follows and effective["run_dir"] and not remote:  # by itself, whatever its environment says of a cluster
+        environment, effective["gpus"] = {}, effective["gpus"] or "none"
+        following.await_checkpoint(effective["run_dir"], print_line)
     if effective["mode"] in configs.READING:
         from_run, script_in_run = saved_config.values_from_run(given, effective, environment)
         effective |= from_run

@@ -475,6 +475,14 @@ class Flags:
         use=("mode", "eval", "export", "predict", "generate"),
         of_call=True,
     )
+    follow: bool = _modes_flag(
+        Boolean(),
+        False,
+        "eval, with eval_checkpoint=all: wait for each checkpoint of a run that trains, until it ends; on the CPU by"
+        " default.",
+        use=("mode", "eval"),
+        of_call=True,
+    )
     output: str | None = _modes_flag(
         Path(),
         None,

@@ -90,7 +90,7 @@ def values_from_run(
     is_alone = not (
         effective["cluster_hosts"] or tf_config.NAME in environment or discovery.tasks_from_scheduler(environment)
     )
-    if saved["flags"].get("strategy") in CLUSTERED and is_alone:
+    if effective["follow"] or (saved["flags"].get("strategy") in CLUSTERED and is_alone):
         given_names.add("strategy")  # one process can read what several have written
     before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
     for name, dependents in _BELONGS_TO.items():

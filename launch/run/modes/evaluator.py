@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
-from ....engine.checkpoints import Manifest, RunDir
+from ....engine.checkpoints import RunDir
 from ....engine.hooks import Status, StopRequest, evaluation
 from ....engine.hooks.saving import BestCheckpoint
 from ....engine.meter import Meter, Segment
@@ -14,12 +13,11 @@ from ....engine.metrics.monitored import Monitored
 from ....engine.tensorboard import event_values
 from ....engine.tensorboard.event_files import EventFiles
 from ...cluster.rendezvous import Presence, answers
-from ...command_line import checks
 from ...failures import UsageError
 from ...host.signals import EXIT_CODES, Signals
 from .. import agreement, progress
 from ..base import BaseRun
-from ..saved import restoring
+from ..saved.restoring import restored_since
 from .outcome import Outcome
 
 _POLL_SECONDS = 1.0
@@ -55,7 +53,7 @@ def watch(run: BaseRun) -> Outcome:
                     )
             # Before reading: then all checkpoints saved until the request are found below.
             stop_requested = request.reason or coordinator.is_gone()
-            for manifest in restored(run, newer_than=evaluated_step):
+            for manifest in restored_since(run, evaluated_step):
                 if evaluated_step < 0:
                     files.open(manifest.step - 1)
                 evaluated_step = manifest.step
@@ -66,17 +64,6 @@ def watch(run: BaseRun) -> Outcome:
     files.close()
     best_checkpoints.wait()
     return Outcome({}, EXIT_CODES.get(request.reason or "", 0))
-
-
-def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
-    """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
-    steps = checks.checkpoint_steps(run.config.files.path)
-    if not steps or steps[-1] <= newer_than:
-        return
-    checkpoints = run.checkpoints_for("latest")
-    for manifest in checkpoints.all(lambda manifest: manifest.step > newer_than):
-        if restoring.restore_unless_removed(run, checkpoints, manifest):
-            yield manifest
 
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:
