@@ -127,7 +127,11 @@ class Evaluated(dict[str, float]):
         def named(values: Callable[[Evaluated], Mapping[str, Any]]) -> dict[str, Any]:
             return {f"{name}/{key}": value for name, one in sets.items() for key, value in values(one).items()}
 
-        shown = Computed(*(named(lambda one, kind=kind: getattr(one.shown, kind)) for kind in Computed._fields))
+        shown = Computed(
+            named(lambda one: one.shown.metrics),
+            named(lambda one: one.shown.texts),
+            named(lambda one: one.shown.images),
+        )
         partial = max((one.partial for one in sets.values() if one.partial), key=lambda x: x[1], default=None)
         return cls(named(lambda one: one), named(lambda one: one.confusion), partial, shown)
 

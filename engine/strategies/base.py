@@ -223,7 +223,7 @@ class Strategy(Processes, abc.ABC):
         self.evaluations = {name: self.program("eval", feed) for name, feed in eval_feeds.items()}
 
     @property
-    def evaluation(self) -> Program | None:
+    def evaluation(self) -> Any:
         """The program of the run's own evaluation, of several sets the first's; None without evaluation data."""
         return next(iter(self.evaluations.values()), None)
 

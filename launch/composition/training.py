@@ -153,8 +153,11 @@ def _make_ready(run: BaseRun) -> None:
 
 def _warn_of_missing_classes(run: BaseRun) -> None:
     """Warns of classes of which training or evaluation data alone has examples, if labels can be read alone."""
-    trained, *sets = (form.classes(split) for split in run.splits.values())
-    if trained is None or None in sets or trained == (evaluated := set().union(*sets)):
+    known = [classes for split in run.splits.values() if (classes := form.classes(split)) is not None]
+    if len(known) < len(run.splits):
+        return
+    trained, evaluated = known[0], set[int]().union(*known[1:])
+    if trained == evaluated:
         return
     names = dict(enumerate(run.names.classes or ()))
     parts = []

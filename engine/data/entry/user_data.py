@@ -31,6 +31,8 @@ from .array_entry import Rules, arrays_in_form, check_array, check_real, check_w
 from .dataset_entry import check_elements, stream_from_dataset, warn_of_padding
 from .py_dataset import BatchSource, GeneratorStream
 
+_Split = Source | Stream
+
 
 def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = False) -> tuple[Data, list[str]]:
     """Converts the splits of a run's data; returns the data, and lines to print.
@@ -66,11 +68,11 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
     return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
 
 
-def _sets(evaluation: Split | dict[str, Split] | None) -> list[Split]:
+def _sets(evaluation: _Split | dict[str, _Split] | None) -> list[_Split]:
     return [*evaluation.values()] if isinstance(evaluation, dict) else [evaluation] if evaluation is not None else []
 
 
-def _evaluation(data: Any, rules: Rules, notes: list[str]) -> Split | dict[str, Split]:
+def _evaluation(data: Any, rules: Rules, notes: list[str]) -> _Split | dict[str, _Split]:
     """Converts the evaluation data, or each set of a dictionary of several."""
     if not (isinstance(data, dict) and data and all(map(_is_split, data.values()))):
         return _evaluation_set("eval", data, rules, notes)
@@ -90,7 +92,7 @@ def _is_split(data: Any) -> bool:
     return isinstance(data, (tuple, list)) or has_whole_examples(data)
 
 
-def _evaluation_set(name: str, data: Any, rules: Rules, notes: list[str]) -> Split:
+def _evaluation_set(name: str, data: Any, rules: Rules, notes: list[str]) -> _Split:
     evaluation = split(name, data, rules, notes)
     if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
