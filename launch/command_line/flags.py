@@ -508,7 +508,10 @@ class Flags:
         of_call=True,
     )
     predict_split: str | None = _modes_flag(
-        Text("eval, train, or eval/NAME of several", rules.matching("eval|train|eval/.+", "it is none of these")),
+        Text(
+            "eval, train, or eval/NAME of several",
+            rules.matching("eval|train|eval/.+", "it is none of eval, train, eval/NAME"),
+        ),
         None,
         "predict: split of the data; by default eval, if the data has one.",
         use=("mode", "predict"),
