@@ -6,6 +6,7 @@ needs TensorFlow imports it, and hides its notes, but not its errors.
 
 import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from .engine.data.form import Padded
     from .engine.data.run_data import Data
     from .engine.data.source import Source, Spec
-    from .engine.keras_models.keras_metrics import KerasMetric
-    from .engine.keras_models.keras_trainer import KerasTrainer
     from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
     from .engine.metrics.pairs import Mean
     from .engine.optimizers.averaging import Averaged
@@ -23,30 +22,32 @@ if TYPE_CHECKING:
     from .engine.step.gathering import gather
     from .engine.step.gradients import Update, minimize
     from .engine.step.options import StepOptions
-    from .engine.tables import Embedding
     from .engine.trainer import Trainer
     from .launch.api import load_model, open_run, run
     from .launch.composition.open_run import Run
-    from .launch.failures import RunError, UsageError
     from .launch.fit import fit
     from .launch.train import main
+    from .parts.keras_models.keras_metrics import KerasMetric
+    from .parts.keras_models.keras_trainer import KerasTrainer
+    from .parts.tables import Embedding
+    from .runner.failures import RunError, UsageError
 
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
     "Data": "crankshaft.engine.data.run_data",
-    "Embedding": "crankshaft.engine.tables",
-    "KerasMetric": "crankshaft.engine.keras_models.keras_metrics",
-    "KerasTrainer": "crankshaft.engine.keras_models.keras_trainer",
+    "Embedding": "crankshaft.parts.tables",
+    "KerasMetric": "crankshaft.parts.keras_models.keras_metrics",
+    "KerasTrainer": "crankshaft.parts.keras_models.keras_trainer",
     "Mean": "crankshaft.engine.metrics.pairs",
     "Padded": "crankshaft.engine.data.form",
     "Run": "crankshaft.launch.composition.open_run",
-    "RunError": "crankshaft.launch.failures",
+    "RunError": "crankshaft.runner.failures",
     "Source": "crankshaft.engine.data.source",
     "Spec": "crankshaft.engine.data.source",
     "StepOptions": "crankshaft.engine.step.options",
     "Trainer": "crankshaft.engine.trainer",
     "Update": "crankshaft.engine.step.gradients",
-    "UsageError": "crankshaft.launch.failures",
+    "UsageError": "crankshaft.runner.failures",
     "auc": "crankshaft.engine.metrics.means",
     "build_embeddings": "crankshaft.engine.build",
     "build_layers": "crankshaft.engine.build",
@@ -67,11 +68,21 @@ _HOMES = {
     "__version__": "crankshaft.engine.version",
 }
 
+# Modules by the names that they had: guides, exports and .keras files of earlier versions have these. No other name of
+# a folder leads to one above it.
+_FORMER_HOMES = {
+    "crankshaft.engine.keras_models": "crankshaft.parts.keras_models",
+    "crankshaft.engine.layers.embeddings": "crankshaft.parts.tables",
+    "crankshaft.engine.layers.parallel": "crankshaft.parts.sharding",
+    "crankshaft.engine.sharding": "crankshaft.parts.sharding",
+    "crankshaft.engine.tables": "crankshaft.parts.tables",
+}
+
 _WITHOUT_TENSORFLOW = (
     "crankshaft.engine.data.source",
     "crankshaft.engine.data.run_data",
     "crankshaft.engine.version",
-    "crankshaft.launch.failures",
+    "crankshaft.runner.failures",
 )
 
 __all__ = [
@@ -114,9 +125,32 @@ def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _HOMES[name] not in _WITHOUT_TENSORFLOW and "tensorflow" not in sys.modules:
-        import_module("crankshaft.launch.host.process").import_tensorflow(_HOMES[name])
+        import_module("crankshaft.runner.host.startup").import_tensorflow(_HOMES[name])
     return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _FormerNames:
+    """A finder and loader that imports a module by a name that it had; Python asks it after its own."""
+
+    def find_spec(self, name, path=None, target=None):
+        for former, home in _FORMER_HOMES.items():
+            if name == former or name.startswith(f"{former}."):
+                spec = ModuleSpec(name, None, origin=home + name.removeprefix(former))
+                spec.loader = self  # type: ignore[assignment]  # it has what a loader needs
+                return spec
+        return None
+
+    def create_module(self, spec):
+        module = import_module(spec.origin)
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module):
+        module.__spec__ = module.__spec__.loader_state  # Python has set that of the former name
+
+
+sys.meta_path.append(_FormerNames())

@@ -17,12 +17,13 @@ from crankshaft.engine.hooks import Hook
 from crankshaft.engine.loop import Loop
 from crankshaft.engine.machine import allocator
 from crankshaft.engine.strategies.base import Program
-from crankshaft.launch.command_line import checks, configuring, parsing
+from crankshaft.launch import program
 from crankshaft.launch.composition import building
 from crankshaft.launch.composition.open_run import Run
-from crankshaft.launch.host import process
-from crankshaft.launch.run.data.loading import load
-from crankshaft.launch.run.jit import choose_jit
+from crankshaft.runner.command_line import parsing
+from crankshaft.runner.data.loading import load
+from crankshaft.runner.host import process
+from crankshaft.runner.jit import choose_jit
 
 
 def tune() -> None:
@@ -34,8 +35,8 @@ def tune() -> None:
 def make(run_dir: str, *more: str) -> Run:
     """A run in a run_dir of its own; `more` are flags of launch.train."""
     words = ["--mode=train", f"--run_dir={run_dir}", "--train_steps=1000000000", "--progress=plain", *more]
-    configuration = configuring.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
-    checks.check(configuration)
+    configuration = program.configure(parsing.from_argv(["bare", *words]), None, False, os.environ)
+    program.check(configuration)
     strategy = building.make_strategy(configuration)
     allocator.keep_freed_memory_with_tensorflow()
     with contextlib.redirect_stdout(sys.stderr):  # standard output is for answers (`peer.py`)

@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from crankshaft.launch.command_line.config import visible_gpus
-from crankshaft.launch.failures import EXIT_FAILED, EXIT_SLOWER
+from crankshaft.runner.command_line.config import visible_gpus
+from crankshaft.runner.failures import EXIT_FAILED, EXIT_SLOWER
 
 from . import rounds
 from .processes import ROOT, Process, importable, read_result, run_script, run_together
@@ -38,7 +38,7 @@ from .workloads import BATCH_SIZE, WORKLOADS
 IMAGES = ("mlp", "wide", "cnn")
 CALL = 50  # steps
 OURS, BEFORE, OWN = "crankshaft", "checkout", "own"
-# glibc keeps what is freed, as Crankshaft has it do too (launch/host/process.py): the kernel clears no page twice.
+# glibc keeps what is freed, as Crankshaft has it do too (runner/host/process.py): the kernel clears no page twice.
 _ALLOCATOR = {
     "GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1073741824:glibc.malloc.trim_threshold=2147483647:"
     "glibc.malloc.top_pad=67108864"

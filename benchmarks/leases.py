@@ -24,11 +24,11 @@ import tensorflow as tf
 
 from crankshaft.engine.data.feeds.feed import CallInput
 from crankshaft.engine.internals.tensorflow import answer_to, called_by_name
-from crankshaft.engine.parameter_servers.coordinator import Leases, lease_seconds, lease_steps
-from crankshaft.engine.parameter_servers.leases import LAGS, Lease
-from crankshaft.engine.parameter_servers.strategy import connect
 from crankshaft.engine.strategies import ClusterAddresses
-from crankshaft.launch.launchers.resources import free_ports
+from crankshaft.parts.launchers.resources import free_ports
+from crankshaft.parts.parameter_servers.coordinator import Leases, lease_seconds, lease_steps
+from crankshaft.parts.parameter_servers.leases import LAGS, Lease
+from crankshaft.parts.parameter_servers.strategy import connect
 
 from .processes import run_script
 

@@ -20,7 +20,7 @@ import crankshaft
 from crankshaft import Embedding
 from crankshaft.engine.machine import environment
 from crankshaft.engine.metrics.means import auc
-from crankshaft.engine.tables import rehash
+from crankshaft.parts.tables import rehash
 
 from .markdown import spread, table
 

@@ -35,13 +35,13 @@ def worker(folder: str, mebibytes: int) -> None:
     from crankshaft.engine.build import prepare
     from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
     from crankshaft.engine.mesh import sharded
-    from crankshaft.engine.mesh.layout import Mesh
     from crankshaft.engine.state import TrainState
     from crankshaft.engine.step.options import RunContext, StepOptions
     from crankshaft.engine.strategies import StrategyOptions, WorkerTask
-    from crankshaft.engine.workers.multi_worker import MultiWorker, connect
-    from crankshaft.launch.cluster import tf_config
     from crankshaft.models.transformer_lm import Model
+    from crankshaft.parts.clusters import tf_config
+    from crankshaft.parts.sharding import Mesh
+    from crankshaft.parts.workers.multi_worker import MultiWorker, connect
 
     cluster = tf_config.from_environment(os.environ)
     task = WorkerTask(cluster.index, *zip(*cluster.addresses, strict=True))
@@ -90,8 +90,8 @@ def main() -> None:
     if "TF_CONFIG" in os.environ:
         worker(args.folder, args.mebibytes)
         return
-    from crankshaft.launch.launchers.children import Children, wait
-    from crankshaft.launch.launchers.resources import free_ports
+    from crankshaft.parts.launchers.children import Children, wait
+    from crankshaft.parts.launchers.resources import free_ports
 
     addresses = [f"localhost:{port}" for port in free_ports(args.processes)]
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:

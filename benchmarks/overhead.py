@@ -26,18 +26,18 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 
-from crankshaft.engine.ask.request_handler import RequestHandler
 from crankshaft.engine.hooks import Hook, Periodic, Status, saving
 from crankshaft.engine.hooks.saving import Checkpointing
 from crankshaft.engine.machine.pauses import Pauses
-from crankshaft.engine.memory_snapshots.in_memory import Snapshots
-from crankshaft.engine.memory_snapshots.snapshot_memory import Slots
-from crankshaft.engine.memory_snapshots.snapshots import COST, LEAST_SECONDS, NEWEST
 from crankshaft.engine.record.recorder import Recorder
-from crankshaft.launch.benchmark.measure.rounds import timed_round
 from crankshaft.launch.composition import hooks
-from crankshaft.launch.dashboard import metrics
-from crankshaft.launch.run.base import BaseRun
+from crankshaft.parts.ask.request_handler import RequestHandler
+from crankshaft.parts.benchmark.measure.rounds import timed_round
+from crankshaft.parts.dashboard import metrics
+from crankshaft.parts.memory_snapshots.in_memory import Snapshots
+from crankshaft.parts.memory_snapshots.snapshot_memory import Slots
+from crankshaft.parts.memory_snapshots.snapshots import COST, LEAST_SECONDS, NEWEST
+from crankshaft.runner.base import BaseRun
 
 from . import bare
 from .rounds import interval

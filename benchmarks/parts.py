@@ -37,20 +37,19 @@ from crankshaft.engine.data.feeds.feed import CallInput, Feed
 from crankshaft.engine.data.order import Order
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.pairs import Mean
-from crankshaft.engine.parameter_servers.strategy import ParameterServer
-from crankshaft.engine.parameter_servers.worker_feeds import LeaseFeed, Workers
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.batches import pad_empty_batch
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies.base import Program
 from crankshaft.engine.trainer import Trainer
-from crankshaft.launch import assembly, train
-from crankshaft.launch.benchmark.measure import rounds
-from crankshaft.launch.benchmark.measure.rounds import Length
-from crankshaft.launch.command_line import checks, configuring
-from crankshaft.launch.run.jit import choose_jit
-from crankshaft.launch.run.modes.outcome import Outcome
+from crankshaft.launch import assembly, program, train
+from crankshaft.parts.benchmark.measure import rounds
+from crankshaft.parts.benchmark.measure.rounds import Length
+from crankshaft.parts.parameter_servers.strategy import ParameterServer
+from crankshaft.parts.parameter_servers.worker_feeds import LeaseFeed, Workers
+from crankshaft.runner.jit import choose_jit
+from crankshaft.runner.modes.outcome import Outcome
 
 PARTS = ("all", "whole", "step", "own_step", "input", "reduce", "update", "checkpoint")
 _PART_SECONDS = 1.5
@@ -386,8 +385,8 @@ def measured(made, part: str) -> dict[str, Any]:
 def main() -> None:
     part = flags.DEFINE_enum("part", "all", PARTS, "What is timed: a part of a step, or all in turn.")
     values = train.parse([sys.argv[0], "--mode=benchmark", *sys.argv[1:]])
-    config = configuring.configure(values, None, False, os.environ)
-    checks.check(config)
+    config = program.configure(values, None, False, os.environ)
+    program.check(config)
     run = assembly.assemble_run(config, None, ())
 
     def measure(run) -> Outcome:

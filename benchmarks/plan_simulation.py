@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from crankshaft.launch.plan.simulation import Scenario, simulate
+from crankshaft.parts.plan.simulation import Scenario, simulate
 
 from .markdown import table
 from .processes import ROOT, run_script

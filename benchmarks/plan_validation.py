@@ -125,9 +125,9 @@ def predicted_bytes(tasks: Tasks, train_flags: Sequence[str]) -> float:
 
     The devices of a process share its copy of resident examples.
     """
-    from crankshaft.launch.command_line import parsing
-    from crankshaft.launch.plan.main import configured
-    from crankshaft.launch.plan.quantify import quantify
+    from crankshaft.parts.plan.main import configured
+    from crankshaft.parts.plan.quantify import quantify
+    from crankshaft.runner.command_line import parsing
 
     given = parsing.from_argv(["crankshaft plan", *train_flags])
     work = quantify(configured(given, tasks.workers, tasks.devices), tasks.workers, tasks.devices)
@@ -166,8 +166,8 @@ def _result(words: Sequence[str], processes: Callable[[Sequence[str]], Sequence[
 
 def with_links(machine: str, link: Link, folder: Path) -> list[str]:
     """Returns files of a machine in a network of such links: as messages take there, and as the link's figures say."""
-    from crankshaft.launch.plan import hardware
-    from crankshaft.launch.plan.hardware import between
+    from crankshaft.parts.plan import hardware
+    from crankshaft.parts.plan.hardware import between
 
     figures = hardware.read(machine)
     by_figures = tuple(

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crankshaft.launch.failures import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
-from crankshaft.launch.launchers.children import Child, Children, wait
-from crankshaft.launch.launchers.output import last_lines
+from crankshaft.parts.launchers.children import Child, Children, wait
+from crankshaft.parts.launchers.output import last_lines
+from crankshaft.runner.failures import EXIT_INTERRUPTED, EXIT_TERMINATED, signal_name
 
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 600.0

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from crankshaft.launch.launchers.children import Children
+from crankshaft.parts.launchers.children import Children
 
 from . import rounds
 from .processes import ROOT, Process, run_script

@@ -29,7 +29,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from crankshaft.launch.launchers.resources import free_ports, usable_cores
+from crankshaft.parts.launchers.resources import free_ports, usable_cores
 
 from .faults.campaign import Happened, costs
 from .faults.job import variables

@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crankshaft.launch.launchers.children import Child, Children, wait
-from crankshaft.launch.launchers.output import last_lines
-from crankshaft.launch.launchers.resources import usable_cores
+from crankshaft.parts.launchers.children import Child, Children, wait
+from crankshaft.parts.launchers.output import last_lines
+from crankshaft.parts.launchers.resources import usable_cores
 
 from .markdown import spread, table
 from .peer import READY

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import crankshaft
 
 ROOT = pathlib.Path(crankshaft.__file__).resolve().parent
-FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input"))
+FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input", "parts", "runner"))
 CHECKS = ("engine/strategies/checks.py", "engine/step/diagnosis.py")
 TRACE = "StepChecks.traced"  # which traces a step, and then checks it
 TWO_REPLICAS = (

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from crankshaft.engine.machine import memory
-from crankshaft.launch.failures import EXIT_FAILED
-from crankshaft.launch.launchers.resources import free_ports, usable_cores
+from crankshaft.parts.launchers.resources import free_ports, usable_cores
+from crankshaft.runner.failures import EXIT_FAILED
 
 from . import rounds
 from .processes import ROOT, MeasurementFailed, Process, importable, read_result, run_script, run_together

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("launch", "models", "input", "engine")
+FOLDERS = ("launch", "parts", "runner", "models", "input", "engine")
 NOT_THE_HOUSE = {"build", "dist", "runs", "tests"}
 _DRAWING = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
 
@@ -68,18 +68,12 @@ def arrows(root: Path) -> dict[Path, set[Path]]:
     return arrows
 
 
-def folder_of(path: Path) -> Path:
-    """The folder within its top folder: a folder there, or a file that stands by itself."""
-    return Path(*path.parts[:2])
-
-
-def between_folders(arrows: dict[Path, set[Path]]) -> dict[Path, set[Path]]:
-    """The same arrows, from folder to folder."""
+def between_folders(arrows: dict[Path, set[Path]], depth: int = 2) -> dict[Path, set[Path]]:
+    """The same arrows, between folders and single files within the top folders; with `depth` 1 between these."""
     folders: dict[Path, set[Path]] = {}
     for path, ends in arrows.items():
-        folders.setdefault(folder_of(path), set()).update(
-            folder_of(end) for end in ends if folder_of(end) != folder_of(path)
-        )
+        start = Path(*path.parts[:depth])
+        folders.setdefault(start, set()).update({Path(*end.parts[:depth]) for end in ends} - {start})
     return folders
 
 

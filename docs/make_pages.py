@@ -13,14 +13,14 @@ from collections.abc import Iterable, Sequence
 
 from crankshaft.engine.record import events
 from crankshaft.launch import prepare
-from crankshaft.launch.ask import command as ask
-from crankshaft.launch.benchmark import result
-from crankshaft.launch.command_line import help, registry
-from crankshaft.launch.command_line.flags import FIELDS, GROUPS
-from crankshaft.launch.command_line.rules import default_value, fields
-from crankshaft.launch.dashboard import report, server
-from crankshaft.launch.launchers import local
-from crankshaft.launch.plan import main as plan
+from crankshaft.parts.ask import command as ask
+from crankshaft.parts.benchmark import result
+from crankshaft.parts.dashboard import report, server
+from crankshaft.parts.launchers import local
+from crankshaft.parts.plan import main as plan
+from crankshaft.runner.command_line import help, registry
+from crankshaft.runner.command_line.flags import FIELDS, GROUPS
+from crankshaft.runner.command_line.rules import default_value, fields
 
 PAGES = pathlib.Path(__file__).parent
 _MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from . import optimizers
 from .data import form
 from .errors import UsageError, reason
-from .internals import keras
+from .internals import keras, keras_calls
 from .internals.variables import tf_variable, variable_path
 from .inventory import Freezing, Inventory
 from .machine.threads import PROCESS
@@ -36,11 +36,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     Args:
       reduction: sums its gradients; None for a trainer that predicts on one device.
     """
-    options, mesh, reduction = context.options, current_mesh(), reduction or Reduction()
-    if (mesh.is_sharded or mesh.shard_optimizer) and type(reduction) is Reduction:
-        from .sharding.on_mesh import OnMesh  # few runs have shards
-
-        reduction = OnMesh(reduction.reduce_dtype, reduction.bucket_bytes)
+    options, reduction = context.options, current_mesh().reduction(reduction or Reduction())
     ours = (("run_context", (RunContext,)), ("reduction", (Reduction,)), ("inventory", (Inventory, type(None))))
     for name, kinds in ours:
         if not isinstance(value := getattr(trainer, name, None), kinds):
@@ -134,7 +130,7 @@ def build_layers(trainer: Any, model: tf.keras.Model, features: Any = None) -> N
 
 def make_variables(owner: str, model: tf.keras.Model, features: Any) -> None:
     """Makes a model's variables, if they don't exist, for features as these; `owner` names the trainer in errors."""
-    keras.refuse_keras_2(model)
+    keras_calls.refuse_keras_2(model)
     if not isinstance(model, tf.keras.layers.Layer):
         raise UsageError(f"{owner}.build_model returned a {type(model).__name__}; return a Keras model")
     if model.built:
@@ -142,9 +138,9 @@ def make_variables(owner: str, model: tf.keras.Model, features: Any) -> None:
     specs = form.values(form.element_spec(features))
     batch = tf.nest.map_structure(form.batch_spec, specs)
     try:
-        keras.build(model, batch)
+        keras_calls.build(model, batch)
         if not all(layer.built for layer in keras.layers_in(model)):
-            keras.build(model, batch, training=True)  # which may call more, such as an auxiliary head
+            keras_calls.build(model, batch, training=True)  # which may call more, such as an auxiliary head
     except (TypeError, ValueError) as error:  # from the model's first layer
         if isinstance(model, tf.keras.Sequential) and isinstance(specs, (dict, tuple)):
             names = ", ".join(name for name, _ in form.fields((features,)).named())
@@ -209,10 +205,8 @@ def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> 
                 f"{type(trainer).__name__}.learning_rate_multiplier returns {multiplier!r} for "
                 f"{variable_path(variable)}; return a number, 0 or more"
             )
-    if (mesh := current_mesh()).shard_optimizer:
-        from .sharding.in_shards import InShards
-
-        optimizer.place = InShards(mesh)
+    if place := current_mesh().place():
+        optimizer.place = place
     with trainer.reduction.slot_scope():
         optimizer.build(variables, list(map(float, multipliers)))
     options = trainer.run_context.options

@@ -1,4 +1,4 @@
-"""Creates strategies by name, and their devices, before anything else uses a device."""
+"""Finds and splits devices, and sets their threads, before anything else uses a device."""
 
 from __future__ import annotations
 
@@ -6,69 +6,15 @@ import math
 import socket
 import subprocess
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from . import logging
 from .errors import UsageError, reason
-from .machine import cpus, gpus
-from .mesh.layout import Mesh, model_axis
-from .strategies import registry
-from .strategies.base import Strategy
-from .strategies.options import StrategyOptions
-from .strategies.replicated import Replicated
+from .machine import cpus
 
 _CONNECT_SECONDS = 5
 _FREE_MEMORY = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
-
-
-def create(name: str, **settings: Any) -> Strategy:
-    """Creates a strategy.
-
-    Args:
-      name: name of a built-in or registered strategy.
-      settings: the fields of `StrategyOptions`.
-    """
-    options = StrategyOptions(**settings)
-    # A coordinator computes nothing, and TensorFlow would take the memory of each GPU that it sees.
-    gpus.use_only(
-        () if name == "parameter_server" and options.gpus is None else options.gpus,
-        1 if name == "one_device" and options.owns_process else None,
-    )
-    if options.deterministic and name != "parameter_server":  # whose workers' updates come in any order
-        gpus.make_deterministic()
-    if name == "parameter_server":
-        from .parameter_servers import strategy as parameter_server
-
-        assert options.servers
-        return parameter_server.ParameterServer(parameter_server.connect(options.servers.cluster), options)
-    if name not in registry.BUILT_IN:
-        strategy = registry.registered(name)(options)
-        if not isinstance(strategy, Strategy):
-            kind = type(strategy).__name__
-            raise UsageError(f"what was registered as the strategy {name} makes a {kind}; make a Strategy")
-        return strategy
-    distribution: tf.distribute.Strategy
-    micro_batches = 1
-    if name == "multi_worker":
-        from .workers import multi_worker
-
-        distribution = multi_worker.connect(options.task, options.communication)
-    elif name == "one_device":
-        micro_batches = set_threads_per_micro_batch(options.parallel_micro_batches) if options.owns_process else 1
-        distribution = tf.distribute.OneDeviceStrategy("GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0")
-    elif name == "tpu":
-        distribution = _find_tpu(options.tpu_address)
-    elif options.num_virtual_devices or not isinstance(options.distribution, tf.distribute.MirroredStrategy):
-        distribution = _mirror(options.num_virtual_devices, options.owns_process)
-    else:
-        distribution = options.distribution
-    model = model_axis(options.mesh, distribution.num_replicas_in_sync)
-    mesh = Mesh(distribution, model, options.shard_optimizer)
-    if name == "multi_worker":
-        return multi_worker.MultiWorker(distribution, options, mesh)
-    return Replicated(name, distribution, options, mesh, micro_batches)
 
 
 def set_threads_per_micro_batch(micro_batches: int) -> int:
@@ -95,7 +41,8 @@ def _set_single_threaded_ops(at_once: int) -> bool:
     return True
 
 
-def _mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
+def mirror(num_virtual_devices: int, sets_threads: bool) -> tf.distribute.Strategy:
+    """Mirrors variables on this machine's GPUs, or on so many virtual devices of one GPU or the CPU."""
     kind = "GPU" if tf.config.get_visible_devices("GPU") else "CPU"
     if num_virtual_devices:
         split(kind, num_virtual_devices)
@@ -157,7 +104,8 @@ def free_gpu_memory_mb(command: Sequence[str] = _FREE_MEMORY) -> int:
         ) from None
 
 
-def _find_tpu(address: str) -> tf.distribute.Strategy:
+def find_tpu(address: str) -> tf.distribute.Strategy:
+    """Connects to a TPU and initializes it. Raises `UsageError` if none is found."""
     try:
         if address.startswith("grpc://"):
             # TensorFlow would wait for a dead address for ever.

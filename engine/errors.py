@@ -12,7 +12,7 @@ import re
 import traceback
 from collections.abc import Iterator
 
-_MODULES_WITH_OPERANDS = ("tensorflow.", "crankshaft.engine.")  # modules
+from .own_code import COMPUTING_MODULES
 
 # Lines that TensorFlow and Keras add to the cause: where an operation was made, and how many have failed.
 _AROUND = (
@@ -155,6 +155,11 @@ def visible(text: str) -> str:
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
+def as_line(text: str) -> str:
+    """Returns a text for one line: `visible`, with newlines escaped, as a file's name with one would forge a line."""
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
 def counted(number: int, noun: str) -> str:
     """Returns "1 step", "2,000 steps"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
@@ -167,9 +172,8 @@ def rounded(value: float) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns a text for one line of a terminal: `visible`, with newlines escaped and very long words truncated."""
-    text = re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text)
-    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+    """Returns `as_line` of a text, with very long words truncated."""
+    return as_line(re.sub(rf"(\S{{{_LONGEST_WORD}}})\S+", r"\1...", text))
 
 
 def reason(error: BaseException) -> str:
@@ -203,6 +207,6 @@ def free_frames(error: BaseException) -> None:
     A traceback keeps each function's variables, such as a step's iterator.
     """
     for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(raised.__traceback__) for raised in chain(error)):
-        if frame.f_globals.get("__name__", "").startswith(_MODULES_WITH_OPERANDS):
+        if frame.f_globals.get("__name__", "").startswith(("tensorflow.", *COMPUTING_MODULES)):
             with contextlib.suppress(RuntimeError):  # it is still running
                 frame.clear()

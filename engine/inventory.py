@@ -18,7 +18,7 @@ import tensorflow as tf
 from .captured import Captured
 from .checkpoints.slices import RowTable
 from .errors import UsageError
-from .internals import keras
+from .internals import keras, keras_calls
 from .internals.variables import VARIABLES, tf_variable, tracked, tracked_variables, variable_path
 from .optimizers import Optimizer
 from .optimizers.averaging import Averaged, WeightAverage
@@ -61,7 +61,7 @@ class Inventory:
 
     @cached_property
     def tables(self) -> dict[str, Any]:
-        """The embeddings (`engine.tables`), by path."""
+        """The embeddings (`parts.tables`), by path."""
         return tracked(self.trainer, RowTable)
 
     @cached_property
@@ -156,7 +156,7 @@ class Inventory:
     @property
     def models(self) -> list[tf.keras.Model]:
         """The Keras models among `layers_without_averages`."""
-        return [layer for layer in self.layers_without_averages if isinstance(layer, keras.Trainable)]
+        return [layer for layer in self.layers_without_averages if isinstance(layer, keras_calls.Trainable)]
 
     @property
     def all_weights(self) -> list:
@@ -220,7 +220,8 @@ class Inventory:
         Raises:
           UsageError: a variable has become trainable that no optimizer has state for.
         """
-        settings = (tuple(optimizer.settings.items()) for optimizer in self.optimizers.values())
+        optimizers = self.optimizers.values()
+        settings = ((("moves_all_rows", one.moves_all_rows), *one.settings.items()) for one in optimizers)
         return self.freezing.frozen, self._trainable(), *settings
 
     @property

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .metrics.sums import LazyMerge, LoopSums, Sums
 
 if TYPE_CHECKING:
-    from .strategies.loop_result import WorkerRows
+    from .strategies.loop_result import WorkerFigures
 
 
 class Segment(NamedTuple):
@@ -28,7 +28,7 @@ class Segment(NamedTuple):
       input_seconds: the part of `seconds` spent waiting for input.
       input_bytes: the bytes read meanwhile by this process, mostly ahead; None if steps read no data.
       steps_ahead: steps whose examples are read but not used yet; None if unknown.
-      workers: each worker's figures, unread, if there are several (`WorkerRows`).
+      workers: each worker's figures, unread, if there are several (`WorkerFigures`).
     """
 
     first_step: int
@@ -39,7 +39,7 @@ class Segment(NamedTuple):
     input_seconds: float = 0.0
     input_bytes: int | None = None
     steps_ahead: float | None = None
-    workers: WorkerRows | None = None
+    workers: WorkerFigures | None = None
     compiles: bool = False
 
 
@@ -52,7 +52,7 @@ class Totals:
 
     def __init__(self, sums: Mapping[str, Sequence] | None = None):
         self._counts: dict[str, float] = {}
-        self._sums, self._rows = Sums(sums), _Rows()
+        self._sums, self._figures = Sums(sums), _WorkerFigures()
 
     def add(self, segment: Segment) -> None:
         """Adds a call, without waiting for it."""
@@ -68,13 +68,13 @@ class Totals:
         if segment.sums is not None:
             self._sums.add(segment.sums)
         if segment.workers is not None:
-            self._rows.add(segment.workers)
+            self._figures.add(segment.workers)
 
     def extend(self, later: Totals) -> None:
         """Adds later calls, without waiting for them."""
         self._count(later._counts)
         self._sums.extend(later._sums)
-        self._rows.extend(later._rows)
+        self._figures.extend(later._figures)
 
     def _count(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
@@ -141,7 +141,7 @@ class Totals:
         has no `step_ms` and `own_ms`; these are added: `steps`, `lag` (how many more steps the fastest did) and
         `staleness` (the mean number of others' updates between its pull and its push).
         """
-        return self._rows.figures()
+        return self._figures.by_worker()
 
     def host_state(self) -> dict[str, list]:
         """Returns the metrics' sums as plain JSON. Waits for the calls."""
@@ -264,21 +264,21 @@ def unused(name: str, names: Iterable[str]) -> str:
     return next(candidate for candidate in numbered if candidate not in names)
 
 
-class _Rows(LazyMerge[list[dict[str, float]]]):
-    """The rows of workers' figures at the end of calls (`WorkerRows`), summed by worker."""
+class _WorkerFigures(LazyMerge[list[dict[str, float]]]):
+    """The figures of workers at the end of calls (`WorkerFigures`), summed by worker."""
 
-    def figures(self) -> list[dict[str, float]]:
+    def by_worker(self) -> list[dict[str, float]]:
         """Returns `Totals.workers`."""
-        rows = self._read([])
-        most = max((row["steps"] for row in rows), default=0.0)
-        return [_figures(row, most) for row in rows]
+        sums = self._read([])
+        most = max((worker["steps"] for worker in sums), default=0.0)
+        return [_figures(worker, most) for worker in sums]
 
     def _joined(self, older: list[dict[str, float]], newer: list[dict[str, float]]) -> list[dict[str, float]]:
         joined = []
-        for before, row in zip(older, newer, strict=True):
-            added = {name: before[name] + value for name, value in row.items()}
-            if "gradient_norm" in row:  # 0 if nothing was due at a call's end
-                added["gradient_norm"] = row["gradient_norm"] or before["gradient_norm"]
+        for before, after in zip(older, newer, strict=True):
+            added = {name: before[name] + value for name, value in after.items()}
+            if "gradient_norm" in after:  # 0 if nothing was due at a call's end
+                added["gradient_norm"] = after["gradient_norm"] or before["gradient_norm"]
             joined.append(added)
         return joined
 

@@ -15,7 +15,7 @@ from .checkpoints import Manifest, Matching, objects
 from .checkpoints.manifest import check_extra
 from .data.feeds.position import Position
 from .errors import UsageError
-from .internals import keras
+from .internals import keras_calls, keras_optimizers
 from .internals.tensorflow import TrackableNode, is_saved_model
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing
@@ -26,7 +26,9 @@ from .trainer import Trainer
 # The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
 # alters bits takes the next number, so that no run continues unnoticed with other bits than it began with. A run whose
 # bits the last changes left as they were keeps the number before (`TrainState.rules`).
-RULES = 11  # 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference
+# 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference; 12: float16's
+# backward pass has one range on any number of replicas and in micro-batches.
+RULES = 12
 
 
 class HookState(TrackableNode):
@@ -53,6 +55,8 @@ class TrainState:
       jit: whether the training loop is one XLA program; None before that is decided. XLA rounds differently from
         TensorFlow's executor, so a resumed run keeps the choice; a process that can't follow it leaves it unchanged
         (`Strategy.no_jit_reason`).
+      by_rows: whether the run began when an update by a sparse gradient moved its rows alone in any variable, and goes
+        on so (`Optimizer.moves_all_rows`).
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       is_resumed: whether the program resumes a run that an earlier process began.
@@ -65,6 +69,7 @@ class TrainState:
         self.trainer = trainer
         self.step = 0
         self.jit: bool | None = None
+        self.by_rows = False
         self.is_whole = True
         self.is_resumed = self.is_saved = False
         self.extra: dict[str, Any] = {}
@@ -163,7 +168,7 @@ class TrainState:
         """Returns the keys of averages that replace weights as training ends (`use_ema`), by the keys of these."""
         optimizers = self.trainer.inventory.optimizers.values()
         kept = [optimizer.keras_optimizer for optimizer in optimizers if isinstance(optimizer, KerasOptimizer)]
-        pairs = [pair for optimizer in kept if optimizer.use_ema for pair in keras.averages(optimizer)]
+        pairs = [pair for optimizer in kept if optimizer.use_ema for pair in keras_optimizers.averages(optimizer)]
         names = self._names() if pairs else {}
         return {names[id(weight)]: names[id(shadow)] for weight, shadow in pairs if id(weight) in names}
 
@@ -229,9 +234,11 @@ class TrainState:
     def rules(self) -> int:
         """The version of the rules that decide this run's bits, see `RULES`."""
         inventory = self.trainer.inventory
-        if any(not keras.takes_training(model) for model in inventory.models):
+        if inventory.loss_scale is not None:
             return RULES
-        return RULES - 1 if inventory.repeats_seeds else RULES - 2
+        if any(not keras_calls.takes_training(model) for model in inventory.models):
+            return RULES - 1
+        return RULES - 2 if inventory.repeats_seeds else RULES - 3
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
@@ -241,18 +248,20 @@ class TrainState:
         inventory = self.trainer.inventory
         flags = [] if inventory.trainable_flags == inventory.built_flags else inventory.trainable_flags
         content = {"settings": settings, "extra": self.extra, "trainable": flags}
-        return {"jit": self.jit, "rules": self.rules, **{name: values for name, values in content.items() if values}}
+        kept = {name: values for name, values in content.items() if values}
+        return {"jit": self.jit, "by_rows": self.by_rows, "rules": self.rules, **kept}
 
     def restore_host_state(self, values: dict) -> None:
         """Restores the plain JSON part, and the step from its variable."""
         self.step, self.is_whole = int(self.step_variable.numpy()), True
-        self.jit = values.get("jit")
+        self.jit, self.by_rows = values.get("jit"), values.get("by_rows", True)
         if not isinstance(extra := values.get("extra", {}), dict):
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra
         self.trainer.inventory.restore_flags(values.get("trainable", []))
         for path, optimizer in self.trainer.inventory.optimizers.items():
             optimizer.restore_settings({**optimizer.built_settings, **values.get("settings", {}).get(path, {})})
+            optimizer.moves_all_rows = type(optimizer).moves_all_rows and not self.by_rows
 
     @property
     def freezing(self) -> Freezing:

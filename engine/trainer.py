@@ -14,7 +14,7 @@ from . import optimizers
 from .build import build_embeddings, build_layers, make_optimizer
 from .data import form
 from .errors import UsageError
-from .internals import graphs, keras
+from .internals import graphs, keras, keras_calls, keras_scopes
 from .inventory import Inventory
 from .metrics.means import as_losses, checked
 from .metrics.pairs import Mean, SumOfMeans
@@ -79,12 +79,12 @@ class Trainer(Traits, tf.Module):
         """
         if not hasattr(self, "model"):
             raise UsageError(f"{type(self).__name__}.build sets no self.model, which forward calls; set it there")
-        features = keras.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
-        return keras.call(self.model, features, training=training)
+        features = keras_calls.with_optional(self.model, form.map_padded(self._unwrap_padded, features))
+        return keras_calls.call(self.model, features, training=training)
 
     def _unwrap_padded(self, padded: form.Padded) -> tf.Tensor:
         """Converts an array of varying length to what the model takes."""
-        return keras.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
+        return keras_calls.with_mask(padded.values, padded.mask) if padded.unknown == 1 else padded.values
 
     def loss(self, outputs: Any, batch: Any) -> Mean | dict[str, Mean]:
         """Returns (total, count) over this replica's examples: `crankshaft.mean(losses)`, with one loss per example.
@@ -179,8 +179,8 @@ class Trainer(Traits, tf.Module):
         Replica code. A step of your own then returns (metrics, predictions) too.
         """
         parallel = self.run_context.options.parallel_micro_batches
-        metrics, rows = batches.sum_micro_batches(self._evaluate, batch, parallel)
-        return (metrics, batches.join_rows(rows)) if computes_metrics(self) else metrics
+        metrics, slices = batches.sum_micro_batches(self._evaluate, batch, parallel)
+        return (metrics, batches.from_slices(slices)) if computes_metrics(self) else metrics
 
     # -- to call in a custom step -------------------------------------------------------------------------------------
 
@@ -203,15 +203,15 @@ class Trainer(Traits, tf.Module):
     # -- the engine's own ---------------------------------------------------------------------------------------------
 
     def _evaluate(self, batch: Any) -> tuple[dict[str, Any], Any]:
-        """Computes metrics, and `batches.rows` of the predictions if `compute_metrics` needs them."""
-        with keras.computing_with(step_context().values):
+        """Computes metrics, and `batches.to_slices` of the predictions if `compute_metrics` needs them."""
+        with keras_scopes.computing_with(step_context().values):
             with diagnosis.numbers_out_of_range() as outside:
                 _, compute_metrics, outputs = self._forward_losses(batch, training=False)
             metrics = {**compute_metrics(), **outside}
             if not computes_metrics(self):
                 return metrics, {}
             predictions = self.predictions(outputs, batches.unpack(batch).unweighted)
-            return metrics, batches.rows(predictions, f"{type(self).__name__}.predictions")
+            return metrics, batches.to_slices(predictions, f"{type(self).__name__}.predictions")
 
     def _forward_losses(self, batch: Any, training: bool) -> BatchLosses:
         """Computes the outputs and the losses, weighted by examples' weights.
@@ -221,14 +221,20 @@ class Trainer(Traits, tf.Module):
         """
         unpacked = batches.unpack(batch)
         outputs = self.forward(unpacked.features, training)
-        outputs = tf.nest.map_structure(keras.in_float32, outputs)  # so that a loss keeps small probabilities
-        if (losses := self._model_losses(outputs, batch)) is None:
-            owner = f"{type(self).__name__}.loss"
+        outputs = tf.nest.map_structure(keras_calls.in_float32, outputs)  # so that a loss keeps small probabilities
+        owner = f"{type(self).__name__}.loss"
+        if is_written := (losses := self._model_losses(outputs, batch)) is None:
             with diagnosis.labels_as_numbers(unpacked.labels, self):
                 loss = (self.training_loss if training else self.loss)(outputs, unpacked.counted)
             step_context().losses.append(TracedLoss(owner, outputs, unpacked.counted, loss))
-            losses = as_losses(loss, owner, unpacked.weights, self.run_context.options.debug)
+            options = self.run_context.options
+            losses = as_losses(loss, owner, unpacked.weights, options.debug)
+            if training:
+                diagnosis.warn_of_sums(owner, losses.values(), batch, options.micro_batches)
         if (penalized := self._with_penalties(losses["loss"], batch)) is not None:
+            if is_written and training:
+                added = keras_scopes.own_losses(self.inventory.layers_without_averages)
+                diagnosis.warn_of_penalties_twice(owner, losses["loss"].total, added)
             losses = {**losses, "loss_with_penalties": penalized}
         minimized = losses.get("loss_with_penalties", losses["loss"])
         return BatchLosses([minimized], lambda: self._with_metrics(losses, outputs, unpacked), outputs)
@@ -244,7 +250,7 @@ class Trainer(Traits, tf.Module):
         As in Keras, arrays are summed: over the examples of all replicas, if they depend on the batch.
         """
         layers = keras.affected_layers(self.inventory.layers_without_averages, self.trainable_variables)
-        added = keras.own_losses(layers)
+        added = keras_scopes.own_losses(layers)
         weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
         regularized = [weight for weight in weights.values() if weight.regularizer is not None]
         if not (added or regularized):
@@ -268,8 +274,7 @@ class Trainer(Traits, tf.Module):
 
     def _check_sums(self) -> None:
         """Raises UsageError if what layers add to the loss may not be a sum over examples."""
-        options = self.run_context.options
-        if max(options.accumulate_steps, options.parallel_micro_batches) > 1:
+        if self.run_context.options.micro_batches > 1:
             raise UsageError(
                 f"{type(self).__name__}: a layer adds an array to the loss (add_loss), which Keras sums over a "
                 "batch, and micro-batches are computed apart; add its mean, or use no accumulate_steps or splits_batch"

@@ -1,93 +1,109 @@
-"""The loop in one file, without a flag: python minimal.py
+"""A distributed training loop in TensorFlow alone: python minimal.py
 
-Trains one model by a step that is written out, on two replicas and on one device, and compares the weights.
+Trains a small model on two replicas and on one device, and compares the weights. The files that comments name are
+where Crankshaft does the same for any model, data and number of hosts.
 """
 
 import numpy as np
 import tensorflow as tf
 
-from crankshaft import Trainer, Update, mean, run
-
-EXAMPLES, BATCH_SIZE, EPOCHS = 1000, 64, 10  # the last batch of an epoch has 40 examples, 20 for each of two replicas
+SEED, EXAMPLES, BATCH_SIZE, EPOCHS, STEPS_PER_CALL = 0, 999, 64, 10, 50
+STEPS_PER_EPOCH = -(-EXAMPLES // BATCH_SIZE)  # the last batch has 39 examples: 19 and 20 on two replicas
+LEARNING_RATE, CLIP_NORM, EPSILON = 0.01, 0.1, 1e-7
+BETA_1, BETA_2 = float(np.float32(0.9)), float(np.float32(0.999))  # rounded as in the float32 kernel
 
 
 def data():
-    """Returns ((features, labels) to train on, (features, labels) to evaluate on): points and whether they are near."""
-    random = np.random.default_rng(0)
-    points = random.normal(size=(EXAMPLES + 200, 2)).astype("float32")
-    near = (np.linalg.norm(points, axis=1, keepdims=True) < 1).astype("float32")
-    return (points[:EXAMPLES], near[:EXAMPLES]), (points[EXAMPLES:], near[EXAMPLES:])
+    """Returns points [EXAMPLES, 2], and for each whether it is near the origin [EXAMPLES, 1]; both float32."""
+    points = np.random.default_rng(SEED).normal(size=(EXAMPLES, 2)).astype("float32")
+    return points, (np.linalg.norm(points, axis=1, keepdims=True) < 1).astype("float32")
 
 
-class Near(Trainer):
-    """Tells near points from far ones.
+def examples_of(step, replica, num_replicas):
+    """Returns the indices of the examples on which a replica trains in a step; all int64.
 
-    All is written for one device. What differs on several replicas is in one place, `self.reduction.sum`.
+    They are a function of seed, step and replica: a resumed run needs no position in its data but the step, and
+    replicas agree without a message. `engine/data/order.py`
     """
-
-    def build_model(self):
-        # Called once, after the run's seed is set: each run begins with the same weights.
-        return tf.keras.Sequential([tf.keras.layers.Dense(16, activation="tanh"), tf.keras.layers.Dense(1)])
-
-    def loss(self, outputs, batch):
-        # One loss per example. `mean` makes of them a pair, (their sum, their count), which is divided only after both
-        # were summed over all replicas: an average of replicas' averages is wrong as soon as they differ in size.
-        return mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=batch[1], logits=outputs))
-
-    def metrics(self, outputs, batch):
-        return {"accuracy": mean((outputs > 0) == (batch[1] > 0.5), direction="max")}
-
-    def train_step(self, batch):
-        """Makes one update of this replica's part of the global batch. This is `Trainer.train_step`, as it stands.
-
-        It is compiled, with the loop around it: one call of the host executes many steps.
-        """
-        variables = self.trainable_variables
-
-        # 1. A tape around `forward` and `loss`: gradients of the *sum* of this replica's losses, not of their mean.
-        gradients, metrics = self.compute_gradients(batch)
-
-        # 2. The all-reduce, with the count in the same message. On one device it returns what it was given.
-        gradients, count = self.reduction.sum(gradients, metrics["loss"].count, variables=variables)
-
-        # 3. The division by the number of examples in the global batch; then, with float16, by the loss scale.
-        gradients = gradients.over(count).unscaled()
-
-        # 4. Clipping comes after the sum, so that every replica clips by the same norm, and decides alike whether a
-        #    step that is not finite is skipped.
-        update = Update(self, gradients, variables)
-
-        # 5. TensorFlow's fused kernel of the optimizer, on each replica's copy of the variables.
-        update.apply(self.optimizer, variables)
-
-        # 6. The metrics, still pairs. They are summed over the steps of a call, and once over the replicas.
-        return update.end(metrics)
+    epoch, start = step // STEPS_PER_EPOCH, step % STEPS_PER_EPOCH * BATCH_SIZE
+    size = tf.minimum(EXAMPLES - start, BATCH_SIZE)  # of the global batch; an epoch's last is smaller
+    positions = tf.range(start + size * replica // num_replicas, start + size * (replica + 1) // num_replicas)
+    # The shuffle needs no buffer: a keyed permutation of an epoch's positions, evaluated at these. The key has random
+    # bits, and the cipher 8 rounds, not 4: otherwise epochs' orders repeat or are similar. `engine/randomness.py`
+    key = tf.random.stateless_uniform([3], [SEED, epoch], minval=None, maxval=None, dtype=tf.int64, alg="philox")
+    return tf.raw_ops.RandomIndexShuffle(index=positions, seed=key, max_index=EXAMPLES - 1, rounds=8)
 
 
-def train(**where):
-    """Trains, and returns the weights and the result of the last evaluation."""
-    done = run(
-        Near,
-        data=data,
-        train_epochs=EPOCHS,
-        global_batch_size=BATCH_SIZE,
-        optimizer="adam",
-        learning_rate=0.05,
-        clip_norm=1.0,
-        progress="off",
-        **where,
-    )
-    return done.model.get_weights(), done.result["eval"]
+def train(strategy):
+    """Trains a new model on the replicas of a tf.distribute strategy; returns its weights as arrays."""
+    with strategy.scope():  # each replica has its own copy of the variables made here
+        tf.keras.utils.set_random_seed(SEED)
+        layers = [tf.keras.Input([2]), tf.keras.layers.Dense(16, activation="tanh"), tf.keras.layers.Dense(1)]
+        model = tf.keras.Sequential(layers)
+        variables = [weight.value for weight in model.trainable_variables]  # the tf.Variable in each of Keras's
+        first_moments, second_moments = (
+            [tf.Variable(tf.zeros(variable.shape), trainable=False) for variable in variables] for _ in range(2)
+        )
+    # All examples stay in memory, and a step gathers its own. `engine/data/feeds/resident_feed.py`
+    points, near = map(tf.constant, data())
+
+    def update(step):
+        """Makes one update; runs on each replica. Returns [sum of the losses, number of examples] of all replicas."""
+        replica = tf.distribute.get_replica_context()
+        number = tf.cast(replica.replica_id_in_sync_group, tf.int64)
+        examples = examples_of(step, number, replica.num_replicas_in_sync)
+
+        # Gradients of the sum of this replica's losses, not of their mean: replicas' shares of a batch may differ in
+        # size, and a mean of their means would weigh examples unequally. `engine/step/gradients.py`
+        with tf.GradientTape() as tape:
+            logits = model(tf.gather(points, examples), training=True)
+            losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=tf.gather(near, examples), logits=logits)
+            loss = tf.reduce_sum(losses)
+        gradients = tape.gradient(loss, variables)
+
+        # One all-reduce sums the gradients and the number of examples. `engine/reduction/all_reduce.py`
+        count = tf.cast(tf.size(examples), tf.float32)
+        *gradients, loss, count = replica.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, loss, count])
+
+        # Clipping comes after the sum: all replicas clip the global gradient, by the same norm, and stay identical.
+        # `engine/step/gradients.py`
+        gradients, _ = tf.clip_by_global_norm([gradient / count for gradient in gradients], CLIP_NORM)
+
+        # Adam, by a fused kernel on this replica's copy of each variable. The bias correction is computed here, in
+        # float64, as part of the learning rate. The kernel's own, which powers of 0 turn off, is in float32, where
+        # 1 - 0.999 has four digits. `engine/optimizers/rules.py`
+        updates = tf.cast(step + 1, tf.float64)
+        rate = LEARNING_RATE * tf.sqrt(1 - BETA_2**updates) / (1 - BETA_1**updates)
+        scalars = {"lr": tf.cast(rate, tf.float32), "beta1": BETA_1, "beta2": BETA_2, "epsilon": EPSILON}
+        scalars |= {"beta1_power": 0.0, "beta2_power": 0.0}
+        for variable, m, v, gradient in zip(variables, first_moments, second_moments, gradients, strict=True):
+            tf.raw_ops.ResourceApplyAdam(var=variable.handle, m=m.handle, v=v.handle, grad=gradient, **scalars)
+        return tf.stack([loss, count])
+
+    # Many steps per call, so that no step waits for Python. The loop becomes a tf.while_loop, and is around
+    # strategy.run since an all-reduce can't be in a loop within it. `engine/strategies/inner_loop.py`
+    @tf.function
+    def run_steps(first, stop):
+        sums = tf.zeros([2])
+        for step in tf.range(first, stop):
+            on_replicas = strategy.run(update, args=(step,))
+            sums += strategy.experimental_local_results(on_replicas)[0]  # all replicas have the same
+        return sums[0] / sums[1]
+
+    # Between calls the host does what is due: evaluate, save, stop; here it prints. `engine/loop.py`
+    for first in range(0, EPOCHS * STEPS_PER_EPOCH, STEPS_PER_CALL):
+        stop = min(first + STEPS_PER_CALL, EPOCHS * STEPS_PER_EPOCH)
+        loss = run_steps(tf.constant(first, tf.int64), tf.constant(stop, tf.int64))
+        print(f"step {stop}: loss {loss:.4f}")
+    return model.get_weights()
 
 
 if __name__ == "__main__":
-    # The order of the examples is a function of the seed, the epoch and the step: both runs see the same batches.
-    # Two devices out of one CPU must be asked for before TensorFlow starts, so that run is the first.
-    two, on_two = train(strategy="mirrored", num_virtual_devices=2)
-    one, on_one = train()
-    print(f"two replicas: {on_two}")
-    print(f"one device:   {on_one}")
+    # Two devices out of one CPU must be asked for before TensorFlow uses it. `engine/devices.py`
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    two = train(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+    one = train(tf.distribute.OneDeviceStrategy("CPU:0"))
     largest = max(np.abs(a - b).max() for a, b in zip(one, two, strict=True))
-    # Sums in another order round otherwise, by 1e-7 of a weight in each of the 160 updates.
-    assert largest < 1e-5, largest
+    assert largest < 1e-5, largest  # replicas add in another order, which rounds otherwise, by 1e-7 of a sum
     print(f"the weights agree: they differ by at most {largest:.1e}")

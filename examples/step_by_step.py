@@ -10,7 +10,7 @@ from crankshaft import Trainer, main, mean
 from crankshaft.engine.data.feeds.blocks import Devices
 from crankshaft.engine.data.feeds.resident_feed import ResidentFeed
 from crankshaft.engine.data.order import Order
-from crankshaft.engine.metrics.sums import LoopSums, row_specs, stack
+from crankshaft.engine.metrics.sums import LoopSums, stack, sum_specs
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import register
 from crankshaft.engine.strategies.base import LoopResult, Program, Strategy
@@ -25,7 +25,7 @@ class Steps(Program):
 
         def on_replica(number, *operands):
             metrics = step(feed.batch(*operands), number)
-            self.specs[:] = row_specs(metrics)
+            self.specs[:] = sum_specs(metrics)
             return stack(metrics, tf.float64)
 
         @tf.function(autograph=False)
@@ -54,7 +54,7 @@ class StepByStep(Strategy):
             return Steps(self.distribution, lambda *batch: runner.train_batch(*batch, now), feed, state)
 
         def evaluate(batch, number):
-            return runner.evaluate_batch(batch, feed.batch_number(number), state, compute=None, returns_rows=False)
+            return runner.evaluate_batch(batch, feed.batch_number(number), state, compute=None, predicts=False)
 
         return Steps(self.distribution, evaluate, feed)
 

@@ -1,4 +1,4 @@
-"""CSV files, columns by name; types are inferred; converted to Parquet once, by `pyarrow`.
+"""CSV files, columns by name, with inferred types; converted to Parquet once, by `pyarrow`.
 
 NumPy and `pyarrow` only.
 """
@@ -30,7 +30,7 @@ from .tables.values import Column
 _KIND = listing.FileKind(
     "CSV files (*.csv, else *.tsv), plain or .gz",
     (r".*\.csv(\.gz)?", r".*\.tsv(\.gz)?"),
-    "expected rows, found 0 bytes; give files that have some",
+    "expected records, found 0 bytes; give files that have some",
     folders.SUBFOLDERS,
 )
 _FEWEST_GROUP_ROWS, _MOST_GROUP_ROWS = 1024, 8192  # each group costs time and memory for each of its columns

@@ -15,6 +15,12 @@ from ..engine.data.run_data import Data
 from .files import tokens
 
 _NAMES = [field.name for field in dataclasses.fields(Data)][2:]
+_TYPES: dict[str, Any] = {
+    "num_classes": int,
+    "ids": (int, str),
+    "columns": str,
+    **dict.fromkeys(("vocabulary", "tokens", "preprocessing", "class_weight", "batch_sizes", "flags"), dict),
+}
 
 
 def as_json(data: Data) -> dict[str, Any]:
@@ -42,6 +48,11 @@ def from_json(content: Mapping[str, Any], path: str) -> Data:
       KeyError, TypeError: the argument was not made by `as_json`.
     """
     restored = {name: content[name] for name in _NAMES if content.get(name) is not None}
+    for name, value in restored.items():
+        if not isinstance(value, _TYPES.get(name, object)):
+            raise TypeError(f"{name} is {value!r:.40}, which is of another type")
+    if wrong := [count for count in restored.get("vocabulary", {}).values() if not isinstance(count, int)]:
+        raise TypeError(f"vocabulary has {wrong[0]!r:.40}, which is not a number of ids")
     if "tokens" in restored:
         restored["tokens"] = tokens.from_saved(restored["tokens"], path)
     if "classes" in restored:

@@ -47,6 +47,7 @@ def load(
     pixels: str = "float32",
     orientation: bool = True,
     max_pixels: int = 50_000_000,
+    allow_outside: bool = True,
 ) -> Data:
     """Finds the images; reads none yet.
 
@@ -70,6 +71,8 @@ def load(
         to 255, a quarter of the memory, for a model that scales them itself.
       orientation: whether images are rotated by the orientation in their EXIF data, as viewers do.
       max_pixels: larger images are refused before they are decoded; a few hundred kilobytes may expand to gigabytes.
+      allow_outside: whether a list may name files that are not below its folder; false by default where the images are
+        copied, by crankshaft prepare.
 
     Returns:
       Sources of features [size, size, channels] and labels int32.
@@ -79,10 +82,9 @@ def load(
     """
     _check_fraction("min_area", min_area)
     form = ImageForm(size, channels, crop, pixels, orientation, max_pixels)
-    train = labelled_files.find(data_dir, _KIND, image_headers.is_image, "data_dir")
-    evaluation = eval_data_dir and labelled_files.find(
-        eval_data_dir, _KIND, image_headers.is_image, "eval_data_dir", train
-    )
+    is_image, outside = image_headers.is_image, allow_outside
+    train = labelled_files.find(data_dir, _KIND, is_image, "data_dir", allows_outside=outside)
+    evaluation = eval_data_dir and labelled_files.find(eval_data_dir, _KIND, is_image, "eval_data_dir", train, outside)
     return Data(
         train=Images(train, form, min_area if augment else 0.0, flip=augment and flip),
         evaluation=Images(evaluation, form) if evaluation else None,

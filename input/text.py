@@ -1,4 +1,4 @@
-"""Plain text as windows of tokens for language models; bytes, or a vocabulary. One is bundled.
+"""Plain text as windows of tokens (bytes, or a vocabulary's) for language models. One is bundled.
 
 NumPy only, and the library `tokenizers` for a vocabulary.
 """

@@ -139,17 +139,17 @@ class TFRecords(ExampleSource):
         return records
 
     def _explain_head(self, heads: np.ndarray, lengths: np.ndarray, indices: np.ndarray) -> None:
-        row = int(
+        bad = int(
             np.flatnonzero((heads["length"] != lengths) | (heads["check"] != checksums.length_checksums(lengths)))[0]
         )
-        name = self.locate(int(indices[row]))
-        if checksums.length_checksums(heads["length"][row : row + 1])[0] == heads["check"][row]:
+        name = self.locate(int(indices[bad]))
+        if checksums.length_checksums(heads["length"][bad : bad + 1])[0] == heads["check"][bad]:
             path = name.partition(": record")[0]
             raise SourceError(
-                f"{name} has {int(heads['length'][row]):,} bytes, and its index says {int(lengths[row]):,}: it is the "
+                f"{name} has {int(heads['length'][bad]):,} bytes, and its index says {int(lengths[bad]):,}: it is the "
                 f"index of another file; delete {path}{record_index.SUFFIX}: it is rebuilt"
             )
-        raise self._bad(int(indices[row]), "the checksum of its length differs, so some bit of it is flipped")
+        raise self._bad(int(indices[bad]), "the checksum of its length differs, so some bit of it is flipped")
 
     def _bad(self, index: int, flaw: str) -> BadRecordError:
         return BadRecordError(

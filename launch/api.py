@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from . import explanations
+from ..runner import explanations
+from ..runner.command_line import parsing, rules, user_files
+from ..runner.failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
+from ..runner.host import remote as remotes
+from . import program
 from .assembly import assemble_run, run_to_end
-from .command_line import checks, configuring, parsing, rules, user_files
-from .failures import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
-from .host import remote as remotes
 
 if TYPE_CHECKING:
     from .composition.open_run import Run
@@ -134,10 +135,10 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
         raise UsageError("a run in Python is not planned, and would train; plan a script that calls crankshaft.main")
     user_files.check_trainer(trainer_class)
     given, script_flags = parsing.from_keywords(keywords, ("data", "hooks", "may_change"))
-    config = configuring.configure_program(
+    config = program.configure_program(
         given, script_flags, trainer_class, data is not None, may_change, owns_process=False, **options
     )
-    checks.check(config)
+    program.check(config)
     script_flags |= config.script_flags
     return config, {name: value for name, value in script_flags.items() if value != flags.FLAGS[name].value}
 
@@ -171,7 +172,7 @@ def load_model(
     Example:
       >>> load_model("runs/digits", "best").predict(split="eval").argmax(-1)  # doctest: +SKIP
     """
-    from .run.saved import saved_run
+    from ..runner.modes import saved_run
 
     user_files.check_trainer(trainer_class)
     if not isinstance(path := os.fspath(run_dir) if isinstance(run_dir, os.PathLike) else run_dir, str):

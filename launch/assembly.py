@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from ..engine.machine.threads import PROCESS
-from .command_line import checks, user_files
-from .command_line.config import WITHOUT_DATA, Config
-from .failures import UsageError
-from .host import exits, process
-from .run.data import loading
-from .run.results import RunOutcomeWriter
+from ..runner.command_line import checks, user_files
+from ..runner.command_line.config import WITHOUT_DATA, Config
+from ..runner.data import loading
+from ..runner.failures import UsageError
+from ..runner.host import exits, forks, locks, process, startup
+from ..runner.results import RunOutcomeWriter
 
 if TYPE_CHECKING:
+    from ..runner.modes.outcome import Outcome
     from .composition.open_run import Run
-    from .run.modes.outcome import Outcome
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -38,17 +38,17 @@ def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str,
 def _mode_function(config: Config) -> Callable[[Run], Outcome]:
     """Imports the mode of a run alone, and returns its function."""
     if config.is_evaluator:
-        from .run.modes.evaluator import watch as mode
+        from ..parts.parameter_servers.evaluator import watch as mode
     elif config.mode == "benchmark":
-        from .benchmark.mode import benchmark as mode
+        from ..parts.benchmark.mode import benchmark as mode
     elif config.mode == "eval":
-        from .run.modes.evaluate import evaluate_checkpoints as mode
+        from ..runner.modes.evaluate import evaluate_checkpoints as mode
     elif config.mode == "export":
-        from .run.modes.export import export as mode
+        from ..runner.modes.export import export as mode
     elif config.mode == "predict":
-        from .run.modes.prediction_files import predict as mode
+        from ..runner.modes.prediction_files import predict as mode
     elif config.mode == "generate":
-        from .run.modes.generate import generate as mode
+        from ..runner.modes.generate import generate as mode
     else:
         from .composition.training import train_to_end as mode
     return mode
@@ -70,7 +70,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     waiting: contextlib.AbstractContextManager = contextlib.nullcontext()
     guarding: contextlib.AbstractContextManager = contextlib.nullcontext()
     if config.cluster:
-        from .cluster import arrival, rendezvous
+        from ..parts.clusters import arrival, rendezvous
 
         arrival.reach_directly(config.cluster)
         if not (config.is_evaluator or rendezvous.has_joined(config.cluster)):
@@ -78,7 +78,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             waiting = arrival.waiting_for_peers(config.cluster, limit, elastic)
             guarding = arrival.guarding_start(config.cluster)
     if config.strategy == "parameter_server":
-        from .parameter_servers import servers
+        from ..parts.parameter_servers import servers
 
         servers.fail_fast()
     is_quiet = config.cluster is not None and not config.debug
@@ -88,7 +88,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.cluster:
             stack.enter_context(rendezvous.refusing(config.cluster))
         if config.mode == "benchmark":
-            from .benchmark import result
+            from ..parts.benchmark import result
 
             result.check_baseline(config)
         if config.serves:
@@ -101,11 +101,11 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
         if config.writes_run:
-            locked = process.lock(config.files.path, inherited_lock, process.LOCK_SECONDS)
+            locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS)
             outcome_writer.lock = stack.enter_context(locked)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
-            from .dashboard import metrics
+            from ..parts.dashboard import metrics
 
             stack.enter_context(metrics.serving_run(config, lambda: outcome_writer.run))
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
@@ -113,18 +113,17 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with PROCESS:
-            with waiting, process.quiet_startup(is_quiet):
+            with waiting, startup.quiet_startup(is_quiet):
                 import tensorflow as tf
 
                 from ..engine.strategies.base import closing_feeds
+                from ..runner.host.isolation import Isolation
                 from .composition import building, training
                 from .composition import hooks as run_hooks
-                from .composition.open_run import run_environment
-                from .host.isolation import Isolation
 
                 tf.config.list_physical_devices()  # the first look logs that there is no GPU
-            isolation = Isolation(config.keras_defaults, script_flags)
-            with run_environment(config, isolation):
+            isolation = Isolation(config.keras_defaults, script_flags, config.check_numerics)
+            with isolation.entered():
                 checks.check_named(config)
                 if config.mode == "benchmark":
                     result.check_baseline_work(config)
@@ -139,7 +138,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         load_data = (
             functools.partial(loading.load, config) if config.input else functools.partial(loading.data_from, data)
         )
-        with run_environment(config, isolation):
+        with isolation.entered():
             user_hooks = run_hooks.check_user_hooks(hooks)
             limits = [hook.last_step for hook in user_hooks]
             needs_epochs = any(hook.needs_epochs for hook in user_hooks)
@@ -148,9 +147,9 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             outcome_writer.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:
-                since = time.monotonic() - process.age_seconds() if config.owns_process else began
-                training.prepare(run, user_hooks, since)
-                stack.push(lambda _, error, __: training.close(run, error))
+                since = time.monotonic() - forks.age_seconds() if config.owns_process else began
+                snapshots = training.prepare(run, user_hooks, since)
+                stack.push(lambda _, error, __: training.close(run, snapshots, error))
         run.mark_open(outcome_writer, isolation, stack.pop_all(), _page)
     return run
 
@@ -158,7 +157,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
 def _page(run_dir: str | None) -> Any:
     """Makes the page of the run in a folder; see `Run.page`."""
     if run_dir:
-        from .dashboard import report
+        from ..parts.dashboard import report
 
         return report.shown(run_dir)
     raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")

@@ -8,54 +8,70 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from ..engine.version import __version__
-from . import explanations, failures
-from .command_line import help
-from .command_line.flags import MODES
-from .host import process
-from .host.signals import end_pid_1, interruptible
+from ..runner import explanations, failures
+from ..runner.command_line import help
+from ..runner.command_line.flags import MODES
+from ..runner.host import streams
+from ..runner.host.signals import end_pid_1, interruptible
+
+# What a task imports from its start to its first step, and its parent once for all that it forks.
+TASK_MODULES = (
+    *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
+    *("crankshaft.engine.strategies.base", "crankshaft.runner.host.isolation"),
+    *(f"crankshaft.launch.composition.{name}" for name in ("training", "building", "open_run")),
+    *("crankshaft.parts.benchmark.mode", "crankshaft.parts.parameter_servers.evaluator"),
+    *("crankshaft.runner.modes.export", "crankshaft.runner.modes.generate"),
+    "crankshaft.runner.modes.prediction_files",
+)
 
 
 class Command(NamedTuple):
     """A subcommand.
 
     Attributes:
-      module: name of the module whose `main(argv)` runs it, and returns the exit code.
+      module: name of the module whose `main(argv, *more)` runs it, and returns the exit code.
       purpose: what it is for.
       kept: what holds after Ctrl-C or an error of the system; "" if there is nothing to say.
+      more: further arguments of its `main`.
     """
 
     module: str
     purpose: str
     kept: str = ""
+    more: tuple = ()
 
 
 COMMANDS = {
     "train": Command("crankshaft.launch.train", "Train, evaluate, time or export a model."),
-    "local": Command("crankshaft.launch.launchers.local", "Run a whole cluster on this machine, one process per task."),
-    "plan": Command("crankshaft.launch.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
+    "local": Command(
+        "crankshaft.parts.launchers.local",
+        "Run a whole cluster on this machine, one process per task.",
+        more=(TASK_MODULES,),
+    ),
+    "plan": Command("crankshaft.parts.plan.main", "Plan a run: memory, speed, cost, goodput, before training it."),
     "prepare": Command(
         "crankshaft.launch.prepare",
         "Write an input's examples into shards of files.",
         "complete shards are kept, and the same command continues",
     ),
     "ask": Command(
-        "crankshaft.launch.ask.command",
+        "crankshaft.parts.ask.command",
         "Ask a running job for a profile, stacks, a checkpoint, its status, or to stop.",
         "the request is taken back",
     ),
-    "monitor": Command("crankshaft.launch.dashboard.server", "Show running and finished runs on a page."),
+    "monitor": Command("crankshaft.parts.dashboard.server", "Show running and finished runs on a page."),
     "report": Command(
-        "crankshaft.launch.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
+        "crankshaft.parts.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
     ),
 }
 
 
 def run() -> None:
     """Runs the subcommand that `sys.argv` names, and exits the process."""
-    name, *arguments = process.arguments()[1:] or [""]
+    name, *arguments = streams.arguments()[1:] or [""]
     if name in ("", "help", "--help", "-h"):
         lines = ["Explicit distributed training loops for TensorFlow 2.", "", "usage: crankshaft COMMAND [flags]", ""]
-        lines += [f"  {command:<10} {purpose}" for command, (_, purpose, _) in COMMANDS.items()]
+        lines += [f"  {command:<10} {purpose}" for command, (_, purpose, *_) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name == "--version":
         help.show(f"crankshaft {__version__}")
@@ -76,11 +92,11 @@ def execute(name: str, arguments: Sequence[str]) -> NoReturn:
     main = importlib.import_module(command.module).main
     if name == "train":  # which scripts call too: it exits by itself
         main(argv=argv)
-    process.prepare_streams()
+    streams.prepare_streams()
     kept = command.kept and f"; {command.kept}"
     try:
         with interruptible():
-            code = main(argv)
+            code = main(argv, *command.more)
     except KeyboardInterrupt:
         code = failures.fail(failures.EXIT_INTERRUPTED, f"interrupted{kept}")
     except Exception as error:  # the border of the program

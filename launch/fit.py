@@ -24,16 +24,17 @@ from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.run_data import Data
 from ..engine.data.source import Source
 from ..engine.data.streamed import Stream
-from ..engine.internals import keras
-from ..engine.internals.keras_compile import untracked_optimizer
-from ..engine.keras_models.keras_callbacks import KerasCallbacks
-from ..engine.keras_models.keras_trainer import KerasTrainer
 from ..engine.strategies.registry import CLUSTERED
-from . import api, explanations
-from .command_line import parsing
-from .command_line.flags import FIELDS
-from .failures import UsageError
-from .keras_models.compiled_cache import CompiledCache
+from ..parts.keras_models import keras_internals
+from ..parts.keras_models.keras_callbacks import KerasCallbacks
+from ..parts.keras_models.keras_compile import untracked_optimizer
+from ..parts.keras_models.keras_trainer import KerasTrainer
+from ..runner import explanations
+from ..runner.command_line import parsing
+from ..runner.command_line.flags import FIELDS
+from ..runner.failures import UsageError
+from . import api
+from .composition.compiled_cache import CompiledCache
 
 # Names that people try, flags among them, and what `fit` takes instead.
 _ARGUMENTS = {
@@ -112,7 +113,7 @@ def fit(
       initial_epoch: the number of the first epoch.
       steps_per_epoch: steps from one `on_epoch_end` to the next, fewer where the data ends; None is all of the data.
       validation_steps: batches per evaluation; None is all.
-      validation_batch_size: batch size of evaluations; None is `batch_size`.
+      validation_batch_size: batch size of evaluations of data that does not come in batches; None is `batch_size`.
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, in addition to the callbacks.
       **flags: flags of `crankshaft.run`, such as run_dir, strategy, num_virtual_devices, jit, seed.
@@ -172,7 +173,7 @@ def _train(arguments: Arguments) -> api.Run:
     callbacks_as_hooks = [hook for hook in arguments.hooks if isinstance(hook, tf.keras.callbacks.Callback)]
     callbacks = [*tf.nest.flatten(arguments.callbacks or []), *callbacks_as_hooks]
     packages = {type(callback).__module__.partition(".")[0] for callback in callbacks}
-    if (module := keras.fit_module()).partition(".")[0] not in {"keras", *packages}:
+    if (module := keras_internals.fit_module()).partition(".")[0] not in {"keras", *packages}:
         logging.warning_once(
             "keras.Model.fit is %s's, which crankshaft.fit does not call: what it logs is not logged; give its "
             "callback, such as mlflow.tensorflow.MlflowCallback()",
@@ -270,6 +271,13 @@ def _train_split(arguments: Arguments) -> Source | Stream:
     flags = arguments.flags
     by_batch = flags.get("strategy") not in ("parameter_server", "tpu") and flags.get("accumulate_steps") in (None, 1)
     by_batch = by_batch and flags.get("auto_shard_policy") not in ("file", "off")  # a part for each worker
+    dataset = tf.keras.utils.PyDataset
+    if isinstance(arguments.x, dataset) and type(arguments.x).on_epoch_end is not dataset.on_epoch_end:
+        logging.warning_once(
+            "Keras's fit calls on_epoch_end of a PyDataset once more, before its first epoch, and this fit not; for "
+            "Keras's batches call it in %s.__init__",
+            type(arguments.x).__name__,
+        )
     rules = dataclasses.replace(_RULES, is_even=True, by_batch=by_batch, ends=arguments.steps_per_epoch is None)
     return user_data.split("x", data, rules)
 

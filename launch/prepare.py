@@ -18,8 +18,10 @@ import ctypes
 import dataclasses
 import functools
 import multiprocessing
+import os
 import shlex
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, Any
@@ -27,15 +29,17 @@ from typing import TYPE_CHECKING, Any
 from ..engine.errors import UnavailableError
 from ..engine.machine import cpus
 from ..input.records.shard_writing import Shard, ShardRequest
-from .command_line import command_flags, parsing, registry, user_files
-from .command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
-from .failures import UsageError
-from .host import process
+from ..runner import terminal
+from ..runner.command_line import command_flags, parsing, registry, user_files
+from ..runner.command_line.rules import ARGUMENT, FilePaths, Integer, OneOf, Path, flag
+from ..runner.failures import UsageError
+from ..runner.host import process, startup
 
 if TYPE_CHECKING:
-    from .run.data.writing_shards import Loaded
+    from ..runner.data.writing_shards import Loaded
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
+_SAFE_PATH = "PYTHONSAFEPATH"  # Python 3.11's
 _task: list[Any] = []  # in a process of the pool: the request, and its loaded data
 _Written = Iterator[tuple[Shard, dict[str, int]]]
 
@@ -66,9 +70,13 @@ def main(argv: list[str]) -> int:
     arguments: Mapping[str, Any] = registry.coerce_arguments("input_arg", flags.input_arg, entry)
     if flags.eval_data_dir and not entry.reads_eval_data:
         raise UsageError(f"eval_data_dir is not read by input={entry.name}; leave it out")
+    if (
+        "allow_outside" in entry.defaults
+    ):  # of an input that reads lists of files: shards are copies, for others to read
+        arguments = {"allow_outside": False, **arguments}
     process.prepare(tunes_allocator=False)
-    with process.quiet_startup(quiet=False):
-        from .run.data import writing_shards
+    with startup.quiet_startup(quiet=False):
+        from ..runner.data import writing_shards
 
     request = ShardRequest(
         input=str(flags.input),  # `find` refuses none
@@ -80,10 +88,14 @@ def main(argv: list[str]) -> int:
         format=flags.format,
     )
     write_all = functools.partial(_write_all, request, flags.processes or max(1, int(cpus.usable_cores())))
-    summary = writing_shards.prepare(request, write_all, lambda line: print(f"[prepare] {line}", flush=True))
+    summary = writing_shards.prepare(request, write_all, _print)
     words = shlex.join(parsing.to_words({"input": flags.format, "data_dir": flags.output_dir}))
-    print(f"[prepare] {summary}; train on it by crankshaft train {words}", flush=True)
+    _print(f"{summary}; train on it by crankshaft train {words}")
     return 0
+
+
+def _print(line: str) -> None:
+    print(terminal.fitted(f"[prepare] {line}", sys.stdout), flush=True)
 
 
 def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list[Shard]) -> _Written:
@@ -97,14 +109,20 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
     """
     processes = min(processes, len(left))
     if processes <= 1:
-        from .run.data import writing_shards
+        from ..runner.data import writing_shards
 
         yield from ((shard, writing_shards.write(request, loaded, shard)) for shard in left)
         return
     context = multiprocessing.get_context("spawn")  # a process with TensorFlow's threads can't be forked
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request,))
+    before = os.environ.get(_SAFE_PATH)
+    # Until they have started: they find modules by this process's path, not first in the folder of the call.
+    os.environ[_SAFE_PATH] = "1"
     try:
+        pool = concurrent.futures.ProcessPoolExecutor(processes, context, _start_worker, (request, before))
         shards_by_future = {pool.submit(_write, shard): shard for shard in left}
+    finally:
+        _set_safe_path(before)
+    try:
         for future in concurrent.futures.as_completed(shards_by_future):
             yield shards_by_future[future], future.result()
     except BrokenProcessPool:
@@ -116,8 +134,15 @@ def _write_all(request: ShardRequest, processes: int, loaded: Loaded, left: list
         pool.shutdown(cancel_futures=True)
 
 
-def _start_worker(request: ShardRequest) -> None:
+def _set_safe_path(value: str | None) -> None:
+    os.environ.pop(_SAFE_PATH, None)
+    if value is not None:
+        os.environ[_SAFE_PATH] = value
+
+
+def _start_worker(request: ShardRequest, safe_path: str | None) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
+    _set_safe_path(safe_path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -127,8 +152,8 @@ def _start_worker(request: ShardRequest) -> None:
 
 def _write(shard: Shard) -> dict[str, int]:
     """Writes a shard, in a process of the pool."""
-    with process.quiet_startup(quiet=True):
-        from .run.data import writing_shards
+    with startup.quiet_startup(quiet=True):
+        from ..runner.data import writing_shards
     try:
         if len(_task) == 1:  # the process's first shard
             _task.append(writing_shards.load(_task[0]))

@@ -22,13 +22,15 @@ from absl import flags
 from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
-from ..engine.errors import LostPeerError, StuckStreamError
-from . import assembly, explanations, failures, terminal
-from .command_line import checks, configuring, help, parsing, paths, user_files
-from .command_line.config import Config
-from .host import exits, process
-from .host.signals import end_pid_1, interruptible
-from .host.text_files import write_json
+from ..engine.errors import LostPeerError, StuckStreamError, as_line
+from ..runner import explanations, failures, terminal
+from ..runner.command_line import help, parsing, paths, user_files
+from ..runner.command_line.config import Config
+from ..runner.host import exits, streams
+from ..runner.host.signals import end_pid_1, interruptible
+from ..runner.host.text_files import write_json
+from . import assembly, program
+from .command import TASK_MODULES
 
 _COMMAND = "crankshaft train"  # the first argument of the command; a script has its path there
 
@@ -66,21 +68,21 @@ def main(
             "crankshaft.run, with the flags as keywords: run(MyTrainer, data=data, train_epochs=10)"
         )
     end_pid_1()
-    process.prepare_streams()
+    streams.prepare_streams()
     terminal.fit_log()
-    with contextlib.redirect_stdout(process.SturdyStream(sys.stdout)) as output:
-        program = _Program(trainer_class, data, hooks, may_change, output)
-        with program.failures_reported():
-            program.start(argv)
+    with contextlib.redirect_stdout(streams.SturdyStream(sys.stdout)) as output:
+        call = _Program(trainer_class, data, hooks, may_change, output)
+        with call.failures_reported():
+            call.start(argv)
     # An iterator over a dataset that calls Python blocks for ever if it is freed as the interpreter ends.
     gc.collect()
-    sys.exit(program.code)
+    sys.exit(call.code)
 
 
 class _Program:
     """One call of `main`, in its process and in the tasks that it forks."""
 
-    def __init__(self, trainer_class, data, hooks, may_change, output: process.SturdyStream):
+    def __init__(self, trainer_class, data, hooks, may_change, output: streams.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
         self._output = output
         self.code = 0
@@ -91,7 +93,7 @@ class _Program:
     def start(self, argv: list[str] | None) -> None:
         """Executes a command line: plans, or runs in this process or in forks of it."""
         user_files.check_trainer(self._trainer_class)
-        argv = process.arguments() if argv is None else argv
+        argv = streams.arguments() if argv is None else argv
         words = dict(word[2:].split("=", 1) for word in argv if re.match("--(result_json|run_dir)=", word))
         self._paths = {"result_json": None, "run_dir": None, **words}
         given = parse(argv)
@@ -100,14 +102,14 @@ class _Program:
         if plan := user_files.instead.get():
             self.code = plan(given, self._trainer_class, self._data)
             return
-        config = configuring.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
+        config = program.configure_program(given, {}, self._trainer_class, self._data is not None, self._may_change)
         for name, value in config.script_flags.items():  # the script's flags in the run that is read
             flags.FLAGS[name].value = value
-        checks.check(config)
+        program.check(config)
         if config.max_restarts:
-            from .launchers import agent
+            from ..parts.launchers import agent
 
-            if agent.can_fork(config):
+            if agent.can_fork(config, TASK_MODULES):
                 self.code = agent.run(config, self._attempt)
                 return
         self._run(config)
@@ -125,7 +127,7 @@ class _Program:
             run_dir = config.configured_run_dir or ""
             board = config.tensorboard_dir or RunDir(run_dir).tensorboard
             command = shlex.join([sys.executable, "-m", "tensorboard.main", "--logdir", board])
-            print(f"The run's files: {run_dir}\nTensorBoard:     {command}")
+            print(as_line(f"The run's files: {run_dir}"), as_line(f"TensorBoard:     {command}"), sep="\n")
 
     @contextlib.contextmanager
     def failures_reported(self) -> Iterator[None]:
@@ -160,7 +162,7 @@ def parse(argv: list[str]) -> dict[str, Any]:
     doc = script_doc or "\n\n".join(help.module_doc(__name__).split("\n\n")[:2])
     name = argv[0] if is_ours else os.path.basename(argv[0])
     if {"--help", "-h", "--helpfull", "-help"} & set(argv[1:]):
-        help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:]))
+        help.show(help.help_text(name, doc, parsing.script_flag_names(), argv[1:], program.to_trainer))
     if "--helpshort" in argv[1:]:
         help.show(help.short_help_text(name, doc))
     for name in flags.FLAGS:  # an earlier run of this process may have had a command line of its own

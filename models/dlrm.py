@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from ..engine import tables as embeddings
 from ..engine.layers import Products
+from ..parts import tables as embeddings
 from .tabular import Tabular, relu_layers
 
 

@@ -12,8 +12,8 @@ from ..engine.data import form
 from ..engine.errors import UsageError
 from ..engine.metrics.means import auc, mean, root_mean_square
 from ..engine.metrics.pairs import Mean
-from ..engine.tables import Embedding
 from ..engine.trainer import Trainer
+from ..parts.tables import Embedding
 
 TASKS = ("auto", "clicks", "ratings")
 

@@ -34,9 +34,9 @@ from ..engine.layers import recomputed
 from ..engine.layers.one_pass import gelu, swiglu
 from ..engine.metrics.means import exp_mean, mean
 from ..engine.metrics.pairs import Mean
-from ..engine.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
-from ..engine.sharding.layers import shard_size
 from ..engine.trainer import Trainer
+from ..parts.sharding import Attention, Dense, Embedding, RMSNorm, cross_entropy, current_mesh
+from ..parts.sharding.layers import shard_size
 
 _STDDEV = 0.02  # GPT-2's
 _EPSILON = 1e-5
@@ -114,8 +114,8 @@ class Model(Trainer):
         features, tokens = form.features(self.run_context.example), self.run_context.num_classes
         if getattr(features, "ndim", 0) != 2 or not np.issubdtype(features.dtype, np.integer):
             raise UsageError(
-                "features are not rows of tokens, whole numbers [batch, context], which a language model reads; use "
-                "input=text, or data in that form"
+                "features are not sequences of tokens, whole numbers [batch, context], which a language model reads; "
+                "use input=text, or data in that form"
             )
         context, vocabulary = self.context or features.shape[1], self.vocabulary or tokens or 0
         if not vocabulary:

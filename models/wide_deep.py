@@ -6,9 +6,9 @@ import itertools
 
 import tensorflow as tf
 
-from ..engine import tables as embeddings
 from ..engine.errors import UsageError
-from ..engine.tables import Embedding
+from ..parts import tables as embeddings
+from ..parts.tables import Embedding
 from .tabular import Tabular, relu_layers
 
 

@@ -20,7 +20,6 @@ from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.hooks import saving
 from crankshaft.engine.loop import Loop
 from crankshaft.engine.mesh import sharded
-from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.metrics.sums import Sums
 from crankshaft.engine.reduction import Reduction, per_replica
 from crankshaft.engine.state import TrainState
@@ -28,7 +27,8 @@ from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions
 from crankshaft.engine.strategies.base import LoopResult
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.tables.eviction import make_eviction
+from crankshaft.parts.sharding.mesh import lay_out
+from crankshaft.parts.tables.eviction import make_eviction
 from tests.arrays import assert_same
 from tests.logical_cpus import make_four
 
@@ -218,7 +218,7 @@ def bench(distribution):
         eval_source = None if eval_source is None else split_of(eval_source)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
         made = StrategyOptions(feed_options=feed or FeedOptions(), steps_per_loop=block_steps)
-        strategy = Replicated("test", on, made, Mesh(on, model, shard_optimizer))
+        strategy = Replicated("test", on, made, lay_out(on, {"model": model}, shard_optimizer))
         with strategy.scope():
             context = RunContext(options, num_classes, vocabulary, example=form.example(source))
             state = TrainState(prepare(trainer, context, reduction))

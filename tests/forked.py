@@ -15,8 +15,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from crankshaft.launch.launchers import reaper
-from crankshaft.launch.launchers.template import Template
+from crankshaft.launch.command import TASK_MODULES
+from crankshaft.parts.launchers import reaper
+from crankshaft.parts.launchers.template import Template
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Environment variables that may differ from those with which the process that is forked has started: nothing reads them
@@ -78,7 +79,7 @@ class Forked:
 def _template() -> Template:
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
-        return Template(_START)  # whose forks answer signals as in a terminal
+        return Template(_START, TASK_MODULES)  # whose forks answer signals as in a terminal
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

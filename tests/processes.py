@@ -15,8 +15,8 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 
-from crankshaft.engine.memory_snapshots.snapshot_memory import Slots
-from crankshaft.launch.launchers.resources import free_ports
+from crankshaft.parts.launchers.resources import free_ports
+from crankshaft.parts.memory_snapshots.snapshot_memory import Slots
 from tests import forked
 from tests.waiting import wait_until
 

@@ -11,10 +11,19 @@ import pytest
 
 from docs.layout import ROOT, arrows, between_folders, circles, imports, source_files, with_drawing
 
-# What each folder may import besides itself and the standard library, by the longest name that is
-# still allowed: `absl.flags` lets in neither `absl` nor `absl.logging`.
+# What a file may import besides the standard library and its own folder, by the longest name that is still allowed:
+# `absl.flags` lets in neither `absl` nor `absl.logging`. The floors, from the top, are launch, models, parts, runner,
+# input and engine; an arrow points down.
+_OF_REPLICAS = {"keras", "numpy", "tensorboard", "tensorflow"}
+_OF_HOSTS = {
+    *("absl.app", "absl.flags", "absl.testing"),
+    *("absl.logging.PythonFormatter", "absl.logging.get_absl_handler", "absl.logging.use_absl_handler"),
+    *("filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
+    *("IPython", "pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
+    *("crankshaft.engine", "crankshaft.input"),
+}
 MAY_IMPORT = {
-    "engine": {"keras", "numpy", "tensorboard", "tensorflow"},
+    "engine": _OF_REPLICAS,
     "input": {
         *("crankshaft.engine.data.run_data", "crankshaft.engine.data.source", "crankshaft.engine.data.streamed"),
         *("crankshaft.engine.data.preprocessing", "crankshaft.engine.errors", "crankshaft.engine.logging"),
@@ -22,76 +31,49 @@ MAY_IMPORT = {
         *("filelock", "numpy", "tensorflow"),
         *("array_record", "crc32c", "pyarrow", "tokenizers"),  # extras
     },
-    "models": {"crankshaft.engine", "numpy", "tensorflow"},
-    "launch": {
-        *("absl.app", "absl.flags", "absl.testing"),
-        *("absl.logging.PythonFormatter", "absl.logging.get_absl_handler", "absl.logging.use_absl_handler"),
-        *("filelock", "h5py", "keras", "numpy", "rich", "tensorboard", "tensorflow"),
-        *("IPython", "pandas", "prometheus_client", "simpy", "yaml"),  # where they are there
-        *("crankshaft.engine", "crankshaft.input", "crankshaft.models"),
-    },
+    "runner": _OF_HOSTS,
+    "parts": _OF_HOSTS | {"crankshaft.runner"},
+    "models": {"crankshaft.engine", "crankshaft.parts", "numpy", "tensorflow"},
+    "launch": _OF_HOSTS | {"crankshaft.runner", "crankshaft.parts", "crankshaft.models"},
 }
 
-# The parts of the house, each with its folders and files: a run that does not have a part neither loads nor needs it.
-# All else of engine and launch is the core.
-PARTS = {
-    "parameter servers": ("engine/parameter_servers/", "launch/parameter_servers/", "launch/run/modes/evaluator.py"),
-    "tables": (
-        *("engine/tables/", "engine/layers/embeddings/", "launch/tables/"),
-        *("models/dlrm.py", "models/tabular.py", "models/wide_deep.py"),
-    ),
-    "shards of a mesh": ("engine/sharding/", "engine/layers/parallel/", "models/transformer_lm.py"),
-    "Keras's models": (
-        *("engine/internals/keras_compile.py", "engine/keras_models/", "launch/fit.py", "launch/keras_models/"),
-    ),
-    "workers and their watchdog": ("engine/workers/",),
-    "elastic members": ("launch/elastic/",),
-    "memory snapshots": ("engine/memory_snapshots/", "launch/memory_snapshots/"),
-    "TensorBoard": ("engine/tensorboard/",),
-    "record": ("engine/record/", "launch/record/"),
-    "page": ("launch/dashboard/",),
-    "ask": ("engine/ask/", "launch/ask/"),
-    "benchmark mode": ("launch/benchmark/",),
-    "planner": ("launch/plan/",),
-    "launchers": ("launch/launchers/",),
-    "clusters": ("launch/cluster/arrival.py", "launch/cluster/listeners.py", "launch/cluster/rendezvous.py"),
-    "models": (
-        *("models/classification.py", "models/cnn.py", "models/logistic.py", "models/mlp.py"),
-        "models/resnet.py",
-    ),
+# What a run has only if it asks for it: a run that does not have a part neither loads nor needs it.
+PARTS = {folder.name: (f"parts/{folder.name}/",) for folder in sorted((ROOT / "parts").iterdir()) if folder.is_dir()}
+PARTS.pop("__pycache__", None)
+PARTS["keras_models"] += ("launch/fit.py", "launch/composition/compiled_cache.py")
+
+# The files of a part that run on the host alone: they import what a run is made of. The part's other files are the
+# engine's, so to speak: they import no more than it may, and neither flags, environment, nor these files.
+HOST_CODE = {
+    **dict.fromkeys(("benchmark", "clusters", "dashboard", "elastic", "launchers", "plan"), "all"),
+    "ask": ("answering", "command"),
+    "memory_snapshots": ("run_snapshots", "task_memory"),
+    "parameter_servers": ("evaluator", "servers"),
+    "tables": ("exported_tables",),
+    "workers": ("agreement",),
 }
 
 # What only the assembly of a run and its commands import, and no part.
 COMPOSITION = "the composition of a run"
 COMPOSERS = (
-    *("engine/devices", "launch/assembly"),
-    *(f"launch/composition/{name}" for name in ("building", "hooks", "training")),
+    *("launch/assembly", "launch/program"),
+    *(f"launch/composition/{name}" for name in ("building", "devices", "hooks", "training")),
 )
 
 # The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
-# Everywhere else in the core an object is passed in; its type may be imported.
+# Everywhere else an object is passed in; in `launch` its type may be imported.
 COMPOSING = {
-    "engine/build.py": {"shards of a mesh"},
-    "engine/devices.py": {"parameter servers", "workers and their watchdog"},
-    "launch/assembly.py": {"benchmark mode", "clusters", "page", "parameter servers"},
-    "launch/command_line/checks.py": {"clusters"},
-    "launch/command_line/registry.py": {"Keras's models"},
-    "launch/composition/building.py": {"Keras's models"},
-    "launch/composition/hooks.py": {
-        "Keras's models",
-        "TensorBoard",
-        "ask",
-        "elastic members",
-        "memory snapshots",
-        "record",
-        "tables",
-    },
-    "launch/composition/training.py": {"clusters", "memory snapshots"},
-    "launch/run/modes/export.py": {"tables"},
+    "launch/assembly.py": {"benchmark", "clusters", "dashboard", "parameter_servers"},
+    "launch/composition/building.py": {"keras_models", "workers"},
+    "launch/composition/devices.py": {"parameter_servers", "sharding", "workers"},
+    "launch/composition/hooks.py": {"ask", "elastic", "keras_models", "memory_snapshots", "tables", "tensorboard"},
+    "launch/composition/open_run.py": {"workers"},
+    "launch/composition/training.py": {"clusters", "memory_snapshots"},
+    "launch/program.py": {"clusters", "keras_models"},
     "launch/train.py": {"launchers"},
 }
 
-# What reads the command line or the environment: launch's alone.
+# What reads the command line or the environment: that of launch, of runner, and of parts' host code.
 READERS = {
     "absl.app",
     "absl.flags",
@@ -138,22 +120,39 @@ def attributes(tree: ast.Module, path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{modules[first]}.{rest}"
 
 
+def is_host_code(path: Path) -> bool:
+    """Whether a file, or a module with slashes for its dots, may import `runner` and read flags and environment."""
+    if path.parts[0] != "parts":
+        return path.parts[0] in {"launch", "runner"}
+    files = HOST_CODE.get(path.parts[1] if len(path.parts) > 1 else "", ())
+    return files == "all" or (len(path.parts) > 2 and path.parts[2].removesuffix(".py") in files)
+
+
+def may_import(path: Path) -> set[str]:
+    """The names that a file may import besides the standard library."""
+    if path.parts[0] == "parts" and not is_host_code(path):
+        return _OF_REPLICAS | {"crankshaft.engine", "crankshaft.parts"}
+    return MAY_IMPORT[path.parts[0]] | {f"crankshaft.{path.parts[0]}"}
+
+
 def import_faults(root: Path) -> list[str]:
-    """One line for each import that its folder may not make."""
+    """One line for each import that its file may not make."""
     faults = []
     for path in source_files(root):
-        folder = path.parts[0]
-        if folder not in MAY_IMPORT:
+        if path.parts[0] not in MAY_IMPORT:
             continue
-        allowed = MAY_IMPORT[folder] | {f"crankshaft.{folder}"}
-        for line, name, _ in imports(ast.parse((root / path).read_text(encoding="utf-8")), path):
+        allowed, tree = may_import(path), ast.parse((root / path).read_text(encoding="utf-8"))
+        late = lines_of(node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+        for line, name, _ in imports(tree, path):
             is_standard = name.partition(".")[0] in sys.stdlib_module_names
             # The functions of Python's logging give the root logger a handler where it has none, as absl's do.
             is_root_logger = name == "logging" and path != Path("engine/logging.py")
-            if is_root_logger or (not is_standard and not is_within(name, allowed)):
+            # A part's other code imports host code only late, where that is called.
+            target = Path(name.removeprefix("crankshaft.").replace(".", "/"))
+            is_of_host = target.parts[0] == "parts" and is_host_code(target) and not is_host_code(path)
+            if is_root_logger or not (is_standard or is_within(name, allowed)) or (is_of_host and line not in late):
                 faults.append(
-                    f"{path}:{line} imports {name}; {folder} may import the standard library, "
-                    + ", ".join(sorted(allowed))
+                    f"{path}:{line} imports {name}; it may import the standard library, " + ", ".join(sorted(allowed))
                 )
     return faults
 
@@ -177,7 +176,7 @@ def part_imports(root: Path) -> list[tuple[str, int, str, bool]]:
     """
     found = []
     for path in source_files(root):
-        if path.parts[0] not in {"engine", "launch"}:
+        if path.parts[0] not in {"engine", "launch", "parts", "runner"}:
             continue
         tree = ast.parse((root / path).read_text(encoding="utf-8"))
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
@@ -213,16 +212,16 @@ def part_faults(root: Path) -> list[str]:
 
 
 def reader_faults(root: Path) -> list[str]:
-    """One line for each place outside launch that reads flags or the environment."""
+    """One line for each place outside host code that reads flags or the environment."""
     faults = []
     for path in source_files(root):
-        if path.parts[0] == "launch" or path.parts[0] not in MAY_IMPORT:
+        if path.parts[0] not in MAY_IMPORT or is_host_code(path):
             continue
         tree = ast.parse((root / path).read_text(encoding="utf-8"))
         found = {(line, name) for line, name, _ in imports(tree, path) if is_within(name, READERS)}
         found |= {(line, name) for line, name in attributes(tree, path) if name in READERS}
         faults += [
-            f"{path}:{line} reads {name}, which is launch's alone; take the value as an argument"
+            f"{path}:{line} reads {name}, which is host code's alone; take the value as an argument"
             for line, name in sorted(found)
         ]
     return faults
@@ -256,7 +255,7 @@ def layout_faults(root: Path) -> list[str]:
     assert {"config.json", "checkpoints", ".lock"} <= names
     faults = []
     for path in source_files(root):
-        if path.parts[0] not in {"engine", "launch"} or path == home:
+        if path.parts[0] not in {"engine", "launch", "parts", "runner"} or path == home:
             continue
         nodes = [*ast.walk(ast.parse((root / path).read_text(encoding="utf-8")))]
         joined = [part for node in nodes if isinstance(node, ast.Call) and is_join(node) for part in node.args]
@@ -287,8 +286,9 @@ RULES = {
     "only what composes a run imports parts": part_faults,
     "no arrow between files runs in a circle": lambda root: circles(arrows(root)),
     "no arrow between folders runs back up": lambda root: circles(between_folders(arrows(root))),
+    "no arrow between floors runs back up": lambda root: circles(between_folders(arrows(root), depth=1)),
     "one file knows the layout of a run": layout_faults,
-    "only launch reads flags and the environment": reader_faults,
+    "only host code reads flags and the environment": reader_faults,
     "tests look at nothing that is another's own": privacy_faults,
 }
 
@@ -344,19 +344,33 @@ PLANTED = [
     ),
     (import_faults, "engine/strategies/a.py", "from ...launch import flags\n", "imports crankshaft.launch.flags;"),
     (import_faults, "engine/a.py", "from absl import logging\n", "imports absl.logging;"),
+    (import_faults, "runner/a.py", "from ..parts import tables\n", "imports crankshaft.parts.tables;"),
+    (import_faults, "parts/tables/a.py", "from absl import flags\n", "imports absl.flags;"),
+    (import_faults, "parts/tables/a.py", "from ..ask import command\n", "imports crankshaft.parts.ask.command;"),
     (import_faults, "input/a.py", "import logging\n", "imports logging;"),
-    (part_faults, "engine/a.py", "def late():\n    if x:\n        from . import tables\n", "imports tables,"),
-    (part_faults, "engine/devices.py", "from .parameter_servers import strategy\n", "imports parameter ser"),
+    (part_faults, "engine/a.py", "def late():\n    if x:\n        from ..parts import tables\n", "imports tables,"),
     (
         part_faults,
-        "launch/plan/a.py",
-        "from ..composition import building\n",
+        "launch/composition/devices.py",
+        "from ...parts.parameter_servers import strategy\n",
+        "imports parameter_ser",
+    ),
+    (
+        part_faults,
+        "parts/plan/a.py",
+        "from ...launch.composition import building\n",
         "imports the composition of a run, w",
     ),
-    (part_faults, "launch/a.py", "from .plan.cost import x\n", "imports planner, which only a file that composes"),
+    (
+        part_faults,
+        "launch/a.py",
+        "from ..parts.plan.cost import x\n",
+        "imports plan, which only a file that composes",
+    ),
     (reader_faults, "models/a.py", "import os as system\nsystem.getenv('HOME')\n", "reads os.getenv,"),
     (reader_faults, "engine/a.py", "import os\nos.environ['A'] = os.environ['B']\n", "reads os.environ,"),
     (reader_faults, "input/a.py", "from os import environ as e\n", "reads os.environ,"),
+    (reader_faults, "parts/workers/a.py", "from os import environ as e\n", "reads os.environ,"),
     (privacy_faults, "tests/a.py", "def test(loop):\n    loop.programs._at[0].run()\n", "looks at _at, "),
     (privacy_faults, "tests/a.py", "from crankshaft.engine.loop import _due\n", "looks at _due, "),
     (layout_faults, "launch/a.py", "import os\npath = os.path.join(run_dir, 'best')\n", "has 'best'; take the path"),

@@ -13,7 +13,7 @@ import crankshaft
 from crankshaft.engine.internals import supported
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FOLDERS = ("engine", "input", "launch", "models")
+FOLDERS = ("engine", "input", "launch", "models", "parts", "runner")
 
 
 def test_setup_lists_every_package():

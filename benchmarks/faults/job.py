@@ -22,7 +22,7 @@ from pathlib import Path
 
 from crankshaft.engine.errors import EXIT_DIVERGED, EXIT_USAGE
 from crankshaft.engine.record.events import read
-from crankshaft.launch.launchers.resources import free_ports
+from crankshaft.parts.launchers.resources import free_ports
 
 from ..bits import digests, saved
 from . import machine

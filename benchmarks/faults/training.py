@@ -22,8 +22,8 @@ if __name__ == "__main__":  # before imports that take seconds, in which it may 
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import sharding as parallel
 from crankshaft.engine.hooks import Hook
+from crankshaft.parts import sharding as parallel
 
 from ..programs.grammar import program_from_seed
 from ..programs.text import script

@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from crankshaft.launch.launchers.children import Child, Children
-from crankshaft.launch.launchers.output import last_lines
+from crankshaft.parts.launchers.children import Child, Children
+from crankshaft.parts.launchers.output import last_lines
 
 from ..markdown import number, table
 from ..peer import write_result

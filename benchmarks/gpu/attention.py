@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.ops import gen_xla_ops
 
-from crankshaft.engine.sharding import attention as parallel
+from crankshaft.parts.sharding import attention as parallel
 
 _REPEATS = 10
 

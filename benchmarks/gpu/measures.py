@@ -19,12 +19,12 @@ import tensorflow as tf
 import crankshaft
 from crankshaft.engine.data.run_data import Data
 from crankshaft.engine.machine import environment
-from crankshaft.launch import assembly
-from crankshaft.launch.benchmark.measure import rounds, trace
-from crankshaft.launch.command_line import checks, configuring, parsing
-from crankshaft.launch.run.base import BaseRun
-from crankshaft.launch.run.jit import choose_jit
-from crankshaft.launch.run.modes.outcome import Outcome
+from crankshaft.launch import assembly, program
+from crankshaft.parts.benchmark.measure import rounds, trace
+from crankshaft.runner.base import BaseRun
+from crankshaft.runner.command_line import parsing
+from crankshaft.runner.jit import choose_jit
+from crankshaft.runner.modes.outcome import Outcome
 
 from .. import bits
 from . import attention as attentions
@@ -93,8 +93,8 @@ def _train(row: Row, batch: int, tiny: bool, folder: str) -> dict[str, Any]:
         return Outcome({})
 
     given, own = parsing.from_keywords(flags)
-    config = configuring.configure_program(given, own, None, data is not None, (), owns_process=False)
-    checks.check(config)
+    config = program.configure_program(given, own, None, data is not None, (), owns_process=False)
+    program.check(config)
     assembly.assemble_run(config, data, (), own).execute_mode(measure)
     gc.collect()
     return result

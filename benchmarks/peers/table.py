@@ -8,9 +8,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from crankshaft import build_embeddings, make_optimizer
-from crankshaft.engine.tables import Embedding, zeros
 from crankshaft.launch import train
 from crankshaft.models.tabular import Tabular
+from crankshaft.parts.tables import Embedding, zeros
 
 
 class Table(Tabular):

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft.input.synthetic_data.planted import auc
-from crankshaft.launch.cluster.rendezvous import answers
+from crankshaft.parts.clusters.rendezvous import answers
 
 from .. import keras_models
 from ..peer import TIMED, parse_arguments, timed, write_result

@@ -26,14 +26,12 @@ from .relations import RELATIONS, difference
 from .text import script
 
 _WRONG, _MOST_TRIES = ("wrong", "failed", "crashed", "hung"), 60  # tries of a shrinking
-# Documented differences from Keras (docs/keras.md, `optimizers.Momentum`): the names of values, and in which programs.
+# Documented differences from Keras (docs/keras.md): the names of values, and in which programs.
 DOCUMENTED = [
     ("a layer's trainable takes effect at once", ".",
      lambda program: "freezes" in program["callbacks"] and program["epochs"] > 1),
     ("an uneven last batch counts by its examples", r"(history|metrics)/(?!val_loss$).+_loss",
      lambda program: len(program["outputs"]) > 1),
-    ("momentum moves only the rows of a table that are in use", ".", lambda program: program["kind"] == "trainer"
-     and program["optimizer"] == "momentum" and any(each[:4] in ("toke", "text") for each in program["inputs"])),
 ]  # fmt: skip
 
 

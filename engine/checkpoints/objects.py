@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from ..internals.variables import tracked as tracked_by_path
 from ..mesh.sharded import variable_sharding
 from ..reduction import per_replica
 from . import slices
-from .slices import RowPlacement, RowTable, ShardRows
+from .slices import RowTable, ShardRows
 
 KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"  # of the graph's own entry
 _LISTED = 8
@@ -72,22 +71,6 @@ class Matching(NamedTuple):
     fixed_shape_keys: Sequence[str] = ()
     initialize_new: Callable[[Callable[[str], bool]], None] = lambda is_new: None
     reset_rows: Callable[[tf.Variable, tf.Tensor, Callable[[str], bool]], None] = lambda shard, rows, is_new: None
-
-
-class _Table(NamedTuple):
-    """A table here, and where a checkpoint has it.
-
-    Attributes:
-      prefixes: the prefix of the checkpoint's keys for each shard.
-      admissions: the prefix of the checkpoint's keys for each shard's admission, if ids get other rows here.
-      may_grow: whether it may have more rows here; those that the checkpoint lacks stay as they are.
-    """
-
-    table: RowTable
-    prefixes: tuple[str, ...]
-    admissions: tuple[str, ...]
-    place: Callable[[], RowPlacement]
-    may_grow: bool
 
 
 class _Entry(NamedTuple):
@@ -166,7 +149,7 @@ def restore(
     """
     matching = matching or Matching()
     try:
-        entries, moving = _compare(prefix, root, at, matching.moved, may_grow)
+        entries, tables = _compare(prefix, root, at, matching.moved, may_grow)
     except (tf.errors.OpError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{prefix} can't be read as a checkpoint: {reason(error)}") from error
     fitting = [entry for entry in entries if not entry.difference]
@@ -195,18 +178,16 @@ def restore(
 
     restored = [entry for entry in fitting if not is_new(entry.key)]
     slices.read(prefix, [(entry.variable, averages.get(entry.source, entry.source)) for entry in restored])
-    # A row that no id has got may hold the former values of one that has moved.
-    for there in moving:
-        for number, (shard, free) in enumerate(zip(there.table.shards, there.place().free, strict=True)):
-            for rows in there.table.initialize_rows(number, tf.constant(free)):
-                matching.reset_rows(shard, rows, is_new)
+    for table in tables:
+        for shard, rows in table.initialize_free_rows():
+            matching.reset_rows(shard, rows, is_new)
     matching.initialize_new(is_new)
     return [entry.text for entry in restored], _message(differences)
 
 
 def _compare(
     prefix: str, root, at: tuple[str, ...], moved: Mapping[str, Moved], may_grow: bool
-) -> tuple[list[_Entry], list[_Table]]:
+) -> tuple[list[_Entry], list[Any]]:
     """Matches the variables under `root` with those of the checkpoint under the path `at`. Reads no value.
 
     Matches as TensorFlow will: the two graphs are walked together, by the names of children; variables in `moved` match
@@ -215,24 +196,24 @@ def _compare(
     listed.
 
     Returns:
-      The variables here and the entries that only the checkpoint has; and the tables whose ids get other rows here.
+      The variables here and the entries that only the checkpoint has; and where it has the tables.
     """
     checkpoint, walked, found = _Checkpoint(prefix), [*walk(root)], dict[int, tuple]()
     # Not by keys: these are shortest paths, and another attribute, of a second reference to a layer, changes them.
     if (start := checkpoint.object_at(at)) is not None:  # by the ids of objects that both have: path, and number there
         found = {id(node): (path, number) for path, node, number in _breadth_first(root, start, checkpoint.child)}
-    tables = _tables(checkpoint, walked, found, may_grow)
-    moving = [table for table in tables.values() if table.admissions]
-    admitted = {
-        id(variable): functools.partial(_admission_value, table, shard, name, variable)
-        for table in moving
-        for shard, admission in enumerate(table.table.admissions)
-        for name, variable in tracked_children(admission, is_root=False)
-    }
+
+    def key_of(variable: tf.Variable) -> str:
+        return checkpoint.variable_key(found.get(id(variable), (None, None))[1]) or ""
+
+    # A table says by itself where its rows are, and what else of it is not simply read.
+    built = [node for _, node in walked if isinstance(node, RowTable) and node.shards]
+    tables = {id(table): saved for table in built if (saved := table.saved_in(checkpoint, key_of, may_grow))}
+    admitted = {key: value for saved in tables.values() for key, value in saved.values().items()}
     shards = {
-        id(shard): Moved(table.prefixes, number, len(table.table.shards), table=identity)
-        for identity, table in tables.items()
-        for number, shard in enumerate(table.table.shards)
+        id(shard): Moved(saved.prefixes, number, len(saved.shards), table=identity)
+        for identity, saved in tables.items()
+        for number, shard in enumerate(saved.shards)
     }
     entries = []
     for path, node in walked:
@@ -256,7 +237,7 @@ def _compare(
         entries.append(_fit(entry, place, table, checkpoint))
     # What nothing here reads is listed too: otherwise a model that has lost a layer would silently train on.
     read = {key for entry in entries for key in entry.stored} | {KEY, COUNTER_KEY}
-    placed = tuple(prefix for table in moving for prefix in table.admissions)
+    placed = tuple(prefix for saved in tables.values() for prefix in saved.admissions)
     for key in sorted(checkpoint.specs.keys() - read):
         if key.startswith(key_prefix(at)) and not key.startswith(placed):
             names = key.removesuffix("/" + ATTRIBUTE).split("/")
@@ -264,10 +245,12 @@ def _compare(
             text = f"{name} {_shape_and_dtype(*checkpoint.specs[key])}"
             entries.append(_Entry(key, text, difference=_EXTRA))
     optional = tuple(key_prefix((*at, *path)) + name for path, node in walked for name in _optional(node))
-    return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], moving
+    return [e for e in entries if e.difference not in (_MISSING, _EXTRA) or not e.key.startswith(optional)], [
+        *tables.values()
+    ]
 
 
-def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpoint) -> _Entry:
+def _fit(entry: _Entry, place: Moved, table: Any, checkpoint: _Checkpoint) -> _Entry:
     """Returns a variable's entry with its source, or its difference; `table` is the one whose shard or slot it is."""
     variable, stored = entry.variable, entry.stored
     # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
@@ -276,22 +259,20 @@ def _fit(entry: _Entry, place: Moved, table: _Table | None, checkpoint: _Checkpo
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
     shape, dtype = checkpoint.specs[stored[0]]
-    moves, grows, name = bool(table and table.admissions), bool(table and table.may_grow), entry.text
+    moves_rows, name = table is not None and table.moves_rows, entry.text
     if place.positions is not None:
         source: Key = functools.partial(_picked, checkpoint.reader, stored[0], place.positions)
         shape = [len(place.positions)]
-    elif len(stored) == place.number and not (grows or moves):
+    elif len(stored) == place.number and not moves_rows:
         source = stored[place.shard]
         shape, dtype = checkpoint.specs[source]
     else:
         sizes = tuple(checkpoint.specs[part][0][0] for part in stored)
-        source = ShardRows(tuple(stored), sizes, place.shard, place.number, table.place if table and moves else None)
-        # Of the table that the checkpoint has, those that this shard would get.
-        rows = variable.shape[0] if moves else len(range(place.shard, sum(sizes), place.number))
-        if grows and rows < variable.shape[0]:
-            name = f"{name} ({rows:,} of {variable.shape[0]:,} rows)"
-            rows = variable.shape[0]
-        shape = [rows, *shape[1:]]
+        source = ShardRows(tuple(stored), sizes, place.shard, place.number)
+        num_rows, note = source.num_rows, ""
+        if table is not None:
+            source, num_rows, note = table.fit(source, variable.shape[0])
+        shape, name = [num_rows, *shape[1:]], f"{name}{note}"
     if has_rows:  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     # Only an embedding's table is written in parts that another number of shards can read.
@@ -320,45 +301,6 @@ def _message(entries: Sequence[_Entry]) -> str:
 def _picked(reader, key: str, positions: Sequence[int | None]) -> np.ndarray:
     there = reader.get_tensor(key)
     return np.array([0 if at is None else there[at] for at in positions], there.dtype)
-
-
-def _tables(checkpoint: _Checkpoint, walked, found: Mapping[int, tuple], may_grow: bool) -> dict[int, _Table]:
-    """Returns where a checkpoint has the tables, by the ids of those here; not those that it lacks."""
-
-    def numbered(variable: tf.Variable, ending: str = "") -> tuple[str, ...]:
-        """Returns the keys' prefixes of all parts of a list, by a variable under its first one."""
-        _, first = found.get(id(variable), (None, None))
-        key = checkpoint.variable_key(first) or ""
-        if not key.endswith(end := f"/0/{ending}{ATTRIBUTE}"):
-            return ()  # absent, or under another attribute than the table's
-        prefixes = (f"{key.removesuffix(end)}/{number}/" for number in itertools.count())
-        return tuple(itertools.takewhile(lambda prefix: prefix + ending + ATTRIBUTE in checkpoint.specs, prefixes))
-
-    tables: dict[int, _Table] = {}
-    for table in [node for _, node in walked if isinstance(node, RowTable) and node.shards]:
-        if not (prefixes := numbered(table.shards[0])):
-            continue
-        sizes = [checkpoint.specs[prefix + ATTRIBUTE][0][0] for prefix in prefixes]
-        admissions = numbered(table.admissions[0].keys, "keys/") if table.admissions else ()
-        # In shards of the same sizes each id keeps its row, and nothing has to move.
-        if sizes == [shard.shape[0] for shard in table.shards] or len(admissions) != len(prefixes):
-            admissions = ()
-        # Once for all shards and slots, and only if the state fits: it reads the keys of the whole table.
-        saved = functools.partial(_saved, checkpoint.reader, admissions)
-        place = functools.cache(functools.partial(table.place_rows, saved))
-        tables[id(table)] = _Table(table, prefixes, admissions, place, may_grow and table.ids_are_rows)
-    return tables
-
-
-def _saved(reader, prefixes: Sequence[str], name: str) -> list[np.ndarray] | None:
-    """Reads a variable of each of the checkpoint's admissions, by their prefixes; None if it has none."""
-    keys = [f"{prefix}{name}/{ATTRIBUTE}" for prefix in prefixes]
-    return [*map(reader.get_tensor, keys)] if reader.has_tensor(keys[0]) else None
-
-
-def _admission_value(moving: _Table, shard: int, name: str, variable: tf.Variable) -> np.ndarray:
-    """The value of an admission's variable by `place_rows`; what that leaves out, such as counts, begins again at 0."""
-    return moving.place().values[shard].get(name, np.zeros(variable.shape, variable.dtype.as_numpy_dtype))
 
 
 def has(prefix: str, at: Sequence[str]) -> bool:

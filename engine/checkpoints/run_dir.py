@@ -39,6 +39,11 @@ class RunDir:
     lock = _Inside(".lock")  # taken before its process connects to others
     lock_owner = _Inside(".lock.owner")  # instead, if the file system has no `flock` (Lustre may have none)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether the folder has a file of a run beside the configuration."""
+        return any(map(os.path.lexists, (self.model, self.events, self.result, self.checkpoints, self.best)))
+
     def folder(self, which: str | int) -> str:
         """Returns the folder of a checkpoint: "best", "latest", "all" or a step."""
         return self.best if which == "best" else self.checkpoints

@@ -59,28 +59,8 @@ class SlicedVariable(NamedTuple):
     is_sharded: bool = False
 
 
-class RowPlacement(NamedTuple):
-    """Where the ids of a checkpoint's table have their rows in the table here.
-
-    Attributes:
-      rows: for each row of the former table, its row here, or -1 for a row without an id and for an id without a row.
-      values: the values of each shard's admission here, by the names of its variables; the others begin again.
-      free: the rows of each shard here that have no id.
-      num_placed: how many ids have a row.
-      num_dropped: how many ids found no row.
-    """
-
-    rows: np.ndarray
-    values: list[dict[str, np.ndarray]]
-    free: list[np.ndarray]
-    num_placed: int
-    num_dropped: int
-
-
 class RowTable(tf.Module):
     """The base of tables that checkpoints may have in another number of shards, or with other rows for the same ids.
-
-    Row r of a table is row r // n of shard r % n.
 
     Attributes:
       shards: the variables; [] before the table is built.
@@ -90,21 +70,25 @@ class RowTable(tf.Module):
     shards: list[tf.Variable]
     admissions: list[Any]
 
-    @property
-    def ids_are_rows(self) -> bool:
-        """Whether each id is the number of its row, for any number of rows."""
-        raise NotImplementedError
-
-    def place_rows(self, saved: Callable[[str], list[np.ndarray] | None]) -> RowPlacement:
-        """Gives a checkpoint's ids rows here.
+    def saved_in(self, checkpoint: Any, key_of: Callable[[tf.Variable], str], may_grow: bool) -> Any:
+        """Returns where a checkpoint has the table (`parts.tables.saved_rows.SavedTable`); None if it lacks it.
 
         Args:
-          saved: reads a variable of the former shards' admissions by its name; None if they have none.
+          checkpoint: the checkpoint's entries.
+          key_of: returns a variable's key in the checkpoint; "" if it has none.
+          may_grow: whether the table may have more rows here, if ids are their rows.
         """
         raise NotImplementedError
 
-    def initialize_rows(self, shard: int, rows: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Gives rows [n], int64, of a shard their first values, and yields them, some at a time."""
+    @staticmethod
+    def write_rows(export: str, tables: Mapping[str, Any], since: str | None) -> None:
+        """Writes the rows of tables with ids beside an exported model, and what has changed since an earlier export.
+
+        Args:
+          export: the folder of the export.
+          tables: the tables, by the names of their files.
+          since: the folder of the earlier export, or None.
+        """
         raise NotImplementedError
 
 
@@ -118,14 +102,19 @@ class ShardRows(NamedTuple):
       sizes: the number of rows of each.
       shard: the number of the variable among those here.
       number: how many shards there are here.
-      place: returns where the checkpoint's rows are here, if not at the same number.
+      place: returns for each row of the checkpoint's table its row here, or -1, if not the same.
     """
 
     keys: tuple[str, ...]
     sizes: tuple[int, ...]
     shard: int
     number: int
-    place: Callable[[], RowPlacement] | None = None
+    place: Callable[[], np.ndarray] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that this shard gets of the checkpoint's table, if each stays at its number."""
+        return len(range(self.shard, sum(self.sizes), self.number))
 
 
 def value_entry(value: tf.Tensor, key: str) -> SlicedVariable:
@@ -301,7 +290,7 @@ def _batches(items: Iterable[T], cost: Callable[[T], tuple[str, int]]) -> Iterat
 def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], np.ndarray]]]) -> None:
     """Reads a checkpoint into variables, Keras's or TensorFlow's, given as (variable, key) of fitting shapes.
 
-    A variable that differs by replica takes rows of an array; one sharded over a mesh, each replica's shard, on
+    A variable that differs by replica takes values of an array; one sharded over a mesh, each replica's shard, on
     whatever mesh it was saved; one that is summed on read, a share of its sum.
     """
     plain = []
@@ -333,7 +322,7 @@ def read(prefix: str, pairs: Iterable[tuple[Any, str | ShardRows | Callable[[], 
 
 def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
     if per_replica.differs(variable):
-        per_replica.assign_rows(variable, value)
+        per_replica.assign_values(variable, value)
         return
     for component in per_replica.components(variable):
         component.assign(value)
@@ -378,7 +367,7 @@ def _read_rows(prefix: str, rows: ShardRows, variable: tf.Variable) -> None:
         for there, piece in pieces:
             table_rows = np.arange(piece.start, piece.stop) * stored + there
             if rows.place is not None:
-                table_rows = rows.place().rows[table_rows]
+                table_rows = rows.place()[table_rows]
             mine = np.flatnonzero((table_rows >= 0) & (table_rows % rows.number == rows.shard))
             if not len(mine):
                 continue

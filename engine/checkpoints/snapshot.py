@@ -38,12 +38,12 @@ def take(state, read: Callable[[list[tf.Variable]], list[tf.Tensor]] = slices.re
     nothing is copied here: a read shares the variable's buffer, and the next update, finding it shared, writes to a
     new one (dense, sparse and XLA's alike). From an accelerator the values are copied to the host, and the call waits
     for that. A mirrored variable gives its first replica's value; a sharded one, the shards whose first holder is in
-    this process; one that differs by replica, a row per replica: a collective if replicas are in several processes.
+    this process; one that differs by replica, a value per replica: a collective if replicas are in several processes.
     """
     walked = [*objects.walk(state)]
     by_key = {objects.checkpoint_key(path): node for path, node in walked if objects.is_variable(node)}
     differing = [node for node in by_key.values() if per_replica.differs(node)]
-    gathered = {id(node): rows for node, rows in zip(differing, per_replica.gather(differing), strict=True)}
+    gathered = {id(node): values for node, values in zip(differing, per_replica.gather(differing), strict=True)}
     live = _too_large_to_copy([node for _, node in walked])
     with tf.device("CPU:0"):
         graph_values = {

@@ -79,7 +79,7 @@ class Checkpoints:
     configuration, anything that `json` takes.
 
     If several processes train one state, all call the same methods: the first one seals checkpoints, and the others
-    write only their shards of variables (`engine.sharding.shards`), into the same directory.
+    write only their shards of variables (`parts.sharding.shards`), into the same directory.
 
     Args:
       check: raises if the run has lost its folder. Called before each save.

@@ -28,7 +28,7 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
         as `.../ckpt-1000`. Checkpoints by plain `tf.train.Checkpoint` are read too.
       target: the object that is tracked under `name`: a Keras model, a tf.Module, a tf.train.Checkpoint.
       name: the attributes from the checkpoint's root to it, separated by dots; "" is the root.
-      may_grow: whether tables (`engine.tables.Embedding`) may have more rows than in the checkpoint; rows
+      may_grow: whether tables (`parts.tables.Embedding`) may have more rows than in the checkpoint; rows
         that it lacks stay as they are.
       final: whether the averages of `use_ema` are loaded.
 

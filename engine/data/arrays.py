@@ -28,10 +28,10 @@ class Mapped:
     """An array [examples, ...] in a file; `[...]` reads examples by an int, a slice or indices, as NumPy arrays.
 
     Args:
-      array: a memory map, or anything that has `shape` and `dtype` and reads slices of rows, as HDF5's and Zarr's do.
+      array: a memory map, or anything that has `shape` and `dtype` and reads slices, as HDF5's and Zarr's do.
     """
 
-    _first = 0  # row of the array
+    _first = 0  # example of the array
 
     def __init__(self, array: Any):
         self._array = array
@@ -55,15 +55,15 @@ class Mapped:
     def __getitem__(self, examples) -> np.ndarray:
         if isinstance(examples, slice):
             first, stop, stride = examples.indices(len(self))
-            rows = np.empty((len(range(first, stop, stride)), *self.shape[1:]), self.dtype)
+            values = np.empty((len(range(first, stop, stride)), *self.shape[1:]), self.dtype)
             first += self._first
-            self._read(rows, lambda start, end: self._array[first + start * stride : first + end * stride : stride])
-            return rows
+            self._read(values, lambda start, end: self._array[first + start * stride : first + end * stride : stride])
+            return values
         indices = np.asarray(examples)
         flat = indices.reshape(-1) + self._first
-        rows = np.empty((len(flat), *self.shape[1:]), self.dtype)
-        self._read(rows, lambda start, end: self._rows_at(flat[start:end]), _AROUND_BYTES)
-        return rows.reshape((*indices.shape, *self.shape[1:]))
+        values = np.empty((len(flat), *self.shape[1:]), self.dtype)
+        self._read(values, lambda start, end: self._examples_at(flat[start:end]), _AROUND_BYTES)
+        return values.reshape((*indices.shape, *self.shape[1:]))
 
     def copy_to(self, target: np.ndarray) -> None:
         """Fills an array of this one's shape and dtype."""
@@ -72,7 +72,7 @@ class Mapped:
     def view(self, examples: slice) -> Mapped:
         first, stop, stride = examples.indices(len(self))
         if stride != 1:
-            raise ValueError("a view of rows is of rows that follow each other")
+            raise ValueError("a view of examples is of examples that follow each other")
         return self._with(shape=(stop - first, *self.shape[1:]), _first=self._first + first)
 
     def _with(self, **attributes: Any) -> Mapped:
@@ -80,10 +80,10 @@ class Mapped:
         vars(other).update(attributes)
         return other
 
-    def _rows_at(self, numbers: np.ndarray) -> np.ndarray:
+    def _examples_at(self, numbers: np.ndarray) -> np.ndarray:
         if isinstance(self._array, np.ndarray):
             return self._array[numbers]
-        # Few libraries take numbers in any order, all take slices: each row is read once, neighbours together.
+        # Few libraries take numbers in any order, all take slices: each example is read once, neighbours together.
         ascending, places = np.unique(numbers, return_inverse=True)
         runs = np.split(ascending, np.flatnonzero(np.diff(ascending) > 1) + 1)
         return np.concatenate([to_array(self._array[int(run[0]) : int(run[-1]) + 1]) for run in runs])[places]
@@ -99,7 +99,7 @@ class Mapped:
                 file.madvise(mmap.MADV_DONTNEED)
 
 
-class _Rows(Mapped):
+class _InMemory(Mapped):
     """An array in memory; an example has the entries from its own `_starts` up to the next example's."""
 
     _starts: np.ndarray
@@ -112,15 +112,15 @@ class _Rows(Mapped):
         target[:] = self[:]
 
 
-class RaggedArray(_Rows):
+class RaggedArray(_InMemory):
     """A ragged array [examples, length, ...] in memory; `[...]` reads an array of the examples' arrays.
 
     Args:
-      rows: a `tf.RaggedTensor` of ragged rank 1.
+      ragged: a `tf.RaggedTensor` of ragged rank 1.
     """
 
-    def __init__(self, rows: tf.RaggedTensor):
-        self.values, self._starts = rows.values.numpy(), rows.row_splits.numpy()
+    def __init__(self, ragged: tf.RaggedTensor):
+        self.values, self._starts = ragged.values.numpy(), ragged.row_splits.numpy()
         self.shape, self.dtype = (len(self._starts) - 1, None, *self.values.shape[1:]), self.values.dtype
         self.ndim = len(self.shape)
 
@@ -134,14 +134,14 @@ class RaggedArray(_Rows):
 
     def __getitem__(self, examples) -> np.ndarray:
         indices = np.arange(len(self))[examples]
-        rows = np.empty(indices.size, object)
+        values = np.empty(indices.size, object)
         for number, at in enumerate(indices.reshape(-1)):
-            rows[number] = self.values[self._starts[at] : self._starts[at + 1]].astype(self.dtype, copy=False)
+            values[number] = self.values[self._starts[at] : self._starts[at + 1]].astype(self.dtype, copy=False)
         # Of a single example, an array without axes, () takes the example itself.
-        return rows.reshape(indices.shape)[()]
+        return values.reshape(indices.shape)[()]
 
 
-class Sparse(_Rows):
+class Sparse(_InMemory):
     """A sparse array, SciPy's or a `tf.SparseTensor`, [examples, ...] in memory; `[...]` reads dense examples."""
 
     def __init__(self, matrix: Any):
@@ -152,9 +152,9 @@ class Sparse(_Rows):
             self._starts = np.searchsorted(indices[:, 0], np.arange(self.shape[0] + 1))
             self._columns = np.ravel_multi_index(tuple(indices.T), self.shape) % max(1, int(np.prod(self.shape[1:])))
         else:
-            rows = matrix.tocsr()
-            rows.sum_duplicates()  # SciPy adds up entries of one place; `__getitem__` would keep the last
-            self.shape, self._starts, self._columns, self._values = rows.shape, rows.indptr, rows.indices, rows.data
+            csr = matrix.tocsr()
+            csr.sum_duplicates()  # SciPy adds up entries of one place; `__getitem__` would keep the last
+            self.shape, self._starts, self._columns, self._values = csr.shape, csr.indptr, csr.indices, csr.data
         self.dtype, self.ndim = self._values.dtype, len(self.shape)
 
     def __getitem__(self, examples) -> np.ndarray:
@@ -162,9 +162,9 @@ class Sparse(_Rows):
         flat = indices.reshape(-1)
         counts = self._starts[flat + 1] - self._starts[flat]
         entries = np.arange(counts.sum()) + np.repeat(self._starts[flat] - (np.cumsum(counts) - counts), counts)
-        rows = np.zeros((len(flat), int(np.prod(self.shape[1:]))), self.dtype)
-        rows[np.repeat(np.arange(len(flat)), counts), self._columns[entries]] = self._values[entries]
-        return rows.reshape((*indices.shape, *self.shape[1:]))
+        values = np.zeros((len(flat), int(np.prod(self.shape[1:]))), self.dtype)
+        values[np.repeat(np.arange(len(flat)), counts), self._columns[entries]] = self._values[entries]
+        return values.reshape((*indices.shape, *self.shape[1:]))
 
 
 class ArraySource(Source):
@@ -201,7 +201,7 @@ class ArraySource(Source):
 
     def gather_from(self, stored: Any, indices: tf.Tensor) -> Any:
         """Gathers examples from the arrays as stored on a device (`for_device`) or on the host. In a graph."""
-        return tf.nest.map_structure(lambda x, array: gather_rows(x, indices, array), stored, self._arrays)
+        return tf.nest.map_structure(lambda x, array: gather_examples(x, indices, array), stored, self._arrays)
 
     @functools.cached_property
     def _on_host(self) -> Any:
@@ -294,7 +294,7 @@ def on_each_device(strategy: tf.distribute.Strategy, arrays):
 
 
 def for_device(array, on_gpus: bool):
-    """Converts an array to what devices store, for `gather_rows`.
+    """Converts an array to what devices store, for `gather_examples`.
 
     On GPUs int32 becomes float32 with the same bits, since TensorFlow keeps int32 in host memory there.
     """
@@ -302,14 +302,14 @@ def for_device(array, on_gpus: bool):
     return np.ascontiguousarray(array).view(np.float32) if on_gpus and is_int32 else array
 
 
-def gather_rows(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
+def gather_examples(stored: Any, indices: tf.Tensor, array: Any) -> tf.Tensor:
     """Gathers examples of `array` from what is stored of it, a tensor or itself, by index. In a graph."""
     if isinstance(stored, Mapped):
         # TensorFlow keeps functions called in a graph until the process ends, and with this one an open file.
         nothing = np.zeros((0, *stored.shape[1:]), stored.dtype)
         get = weak_method(stored.__getitem__, lambda: nothing)
         return tf.numpy_function(get, [indices], stored.dtype, stateful=False)
-    rows = tf.gather(stored, indices)
+    gathered = tf.gather(stored, indices)
     # Last, since TensorFlow's GPU kernels have int32 on the host only.
     is_int32 = stored.dtype == tf.float32 and getattr(array, "dtype", None) == np.int32
-    return tf.bitcast(rows, tf.int32) if is_int32 else rows
+    return tf.bitcast(gathered, tf.int32) if is_int32 else gathered

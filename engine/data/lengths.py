@@ -123,19 +123,19 @@ class VaryingSource(WrappedSource):
             return tuple(self._padded(*pair, found) for pair in zip(spec, returned, strict=True))
         if not isinstance(spec, Spec) or not spec.unknown or not isinstance(returned, (list, tuple, np.ndarray)):
             return returned
-        rows = [*map(to_array, returned)]
-        if wrong := [row.shape for row in rows if not fits(row.shape, spec)]:
+        examples = [*map(to_array, returned)]
+        if wrong := [example.shape for example in examples if not fits(example.shape, spec)]:
             raise SourceError(
                 f"{type(self.source).__name__}.read returned an example of shape {[*wrong[0]]}, and the source's spec "
                 f"has {[*spec.shape]}"
             )
-        sizes = np.array([row.shape for row in rows], np.int32).reshape(len(rows), len(spec.shape))
+        sizes = np.array([example.shape for example in examples], np.int32).reshape(len(examples), len(spec.shape))
         found.append(sizes[:, : spec.unknown])
-        dtype = np.dtype(object) if spec.dtype == object else np.result_type(*rows) if rows else spec.dtype
-        padded = blank(len(rows), sizes.max(0) if rows else [size or 0 for size in spec.shape], dtype)
-        for number, row in enumerate(rows):
-            at: Any = (number, *map(slice, row.shape))
-            padded[at] = row
+        dtype = np.dtype(object) if spec.dtype == object else np.result_type(*examples) if examples else spec.dtype
+        padded = blank(len(examples), sizes.max(0) if examples else [size or 0 for size in spec.shape], dtype)
+        for number, example in enumerate(examples):
+            at: Any = (number, *map(slice, example.shape))
+            padded[at] = example
         return padded
 
 

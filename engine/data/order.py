@@ -254,7 +254,7 @@ class Order:
 
         Returns:
           [steps, batch] int64: [block_steps, batch_size], or fewer steps of whole epochs, or [1, remainder] for an
-          epoch's last. Rows past an epoch's whole batches are padding (some valid index), not to be trained on.
+          epoch's last. Steps past an epoch's whole batches are padding (some valid index), not to be trained on.
         """
         if epochs := self._epochs_per_block:
             indices = tf.range(tf.constant(self.whole_steps * self.batch_size, tf.int64))

@@ -174,15 +174,15 @@ class Chunks:
             raise
         by_chunk = np.argsort(which, kind="stable")
         ends = np.cumsum(np.bincount(which, minlength=len(numbers)))
-        rows = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
-        offsets = [indices[chunk_rows] % self._size for chunk_rows in rows]
+        positions = [by_chunk[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+        offsets = [indices[chunk_positions] % self._size for chunk_positions in positions]
 
         def gathered(*components: np.ndarray) -> np.ndarray:
             shapes = [component.shape[1:] for component in components]  # chunks of varying examples differ
             shape, dtype = tuple(map(max, zip(*shapes, strict=True))), components[0].dtype
             examples = blank(len(indices), shape, dtype)
-            for chunk_rows, chunk_offsets, component in zip(rows, offsets, components, strict=True):
-                at: Any = (chunk_rows, *map(slice, component.shape[1:]))
+            for chunk_positions, chunk_offsets, component in zip(positions, offsets, components, strict=True):
+                at: Any = (chunk_positions, *map(slice, component.shape[1:]))
                 examples[at] = component[chunk_offsets]
             return examples
 
@@ -253,8 +253,8 @@ def in_pieces(source: Source, first: int, stop: int, timeout_seconds: float = 0.
     at_once = max(1, min(len(source), _WHOLE_BYTES // max(1, example_bytes(source))))
     if (arrays := source.as_arrays()) is not None:
         for start in range(first, stop, at_once):
-            rows = slice(start, min(start + at_once, stop))
-            yield tf.nest.map_structure(lambda array, rows=rows: np.asarray(array[rows]), arrays)
+            examples = slice(start, min(start + at_once, stop))
+            yield tf.nest.map_structure(lambda array, examples=examples: np.asarray(array[examples]), arrays)
         return
     reader = Reader(source, Order(len(source), at_once, 1), timeout_seconds)
 

@@ -93,8 +93,8 @@ class Stream(Split):
         return _Undivided(self) if self.divides else self
 
 
-def rows_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Converts the rows of ragged batches to tensors."""
+def examples_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Converts the examples of ragged batches to tensors."""
     if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
         return dataset
     return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
@@ -115,7 +115,7 @@ class DatasetStream(Stream):
         return self.dataset
 
     def shard_files(self, workers: int, worker: int) -> Stream | None:
-        if not self.divides:
+        if not self.divides or pipelines.served(self.dataset):  # TensorFlow logs 70 lines for a service
             return None
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
@@ -310,7 +310,7 @@ class StreamPart:
             how = "as it was given to each" if self.is_given else "by files"
             counts = ", ".join(f"{count:,}" for count in self.counts if count >= 0)
             return f"divided {how}, {counts}".rstrip(", ")
-        return "divided by examples, each worker reads all and takes its rows of a batch"
+        return "divided by examples, each worker reads all and takes its part of a batch"
 
     def metadata(self) -> dict[str, Any]:
         """Returns its metadata for checkpoints, plain JSON: the argument `saved_counts` of `divide`."""
@@ -390,6 +390,11 @@ def _given_part(stream: Stream, processes, saved_counts: Mapping[str, Any], watc
             f"part is not enough; give each the whole dataset, without {_OFF}"
         )
     is_endless, counts = isinstance(stream, Endless), saved_counts.get("counts", ())
+    if stream.length == tf.data.UNKNOWN_CARDINALITY and stream.dataset is not None and pipelines.served(stream.dataset):
+        raise UsageError(
+            "workers share a job of TensorFlow's data service (job_name), and what each gets can't be counted, nor "
+            "made equal; repeat the data before distribute (`ids.repeat()`), and give train_steps"
+        )
     if saved_counts.get("by") != "file" or len(counts) != processes.num_hosts or (min(counts) < 0 and not is_endless):
         counts = processes.exchange(stream.length if is_endless else count(stream, watch))
     return StreamPart(stream, tuple(counts), processes.host, is_given=True)

@@ -87,11 +87,11 @@ class Stragglers(Hook):
             self._began = time.monotonic()
 
     def _look(self, step: int) -> None:
-        rows = {worker: row for worker, row in enumerate(self._window.take().workers()) if "own_ms" in row}
-        if len(rows) < 2:
+        workers = {worker: its for worker, its in enumerate(self._window.take().workers()) if "own_ms" in its}
+        if len(workers) < 2:
             return
-        for worker, figures in rows.items():
-            others = statistics.median(row["own_ms"] for other, row in rows.items() if other != worker)
+        for worker, figures in workers.items():
+            others = statistics.median(its["own_ms"] for other, its in workers.items() if other != worker)
             is_slow = figures["own_ms"] > _SLOW_RATIO * others
             self._slow[worker] = self._slow[worker] + 1 if is_slow else 0
             if self._slow[worker] and self._slow[worker] % self._windows == 0:

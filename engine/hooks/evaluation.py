@@ -15,7 +15,7 @@ from ..internals.variables import own_copy, tf_variable
 from ..metrics.computed import Computed, compute
 from ..metrics.means import is_loss
 from ..metrics.pairs import Confusion
-from ..metrics.predictions import Predictions, Rows
+from ..metrics.predictions import Collector, Predictions
 from ..metrics.sums import Sums, nan_if_missing, values_by_name
 from ..state import TrainState
 from ..strategies.base import Interrupted
@@ -204,16 +204,16 @@ def _evaluate_set(
 ) -> Evaluated:
     trainer, epoch = state.trainer, program.feed.order.steps_per_epoch
     partial = (batches, epoch) if batches and batches < epoch else None
-    rows = Rows(trainer.predictions_memory_mb << 20, directory, title)
+    collector = Collector(trainer.predictions_memory_mb << 20, directory, title)
     keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):
-        keep_rows = {"keep": rows.add} if keeps else {}
-        pairs = strategy.evaluate(program, batches=batches or None, **keep_rows, **between).values()
+        keep = {"keep": collector.add} if keeps else {}
+        pairs = strategy.evaluate(program, batches=batches or None, **keep, **between).values()
         numerics.check_labels(pairs, title)
         values = values_by_name(pairs)
         computed = Computed()
         if computes_metrics(trainer):
-            computed = compute(trainer, strategy, lambda: Predictions(rows.all(), bool(partial)), values)
+            computed = compute(trainer, strategy, lambda: Predictions(collector.all(), bool(partial)), values)
     values |= computed.metrics
     wrong = {name: value for name, value in sorted(values.items()) if value is not None and not math.isfinite(value)}
     line = f"{title}: {', '.join(f'{name} is {value}' for name, value in wrong.items())}; {_CURE}"

@@ -59,10 +59,10 @@ def state_to_save(status: Status, hooks: Sequence[Hook]) -> dict:
     hook_states = {name: values for name, hook in named.items() if (values := hook.host_state())}
     host_state = {"state": state.host_state(), "hooks": hook_states, "meter": status.meter.host_state()}
     sends = status.in_memory and status.strategy.is_chief
-    rows = status.strategy.exchange([prepared, host_state if sends else None])  # both in one round
+    answers = status.strategy.exchange([prepared, host_state if sends else None])  # both in one round
     for name in prepared:
-        named[name].check_together(status, [values[name] for values, _ in rows])
-    return rows[0][1] if status.in_memory else host_state
+        named[name].check_together(status, [values[name] for values, _ in answers])
+    return answers[0][1] if status.in_memory else host_state
 
 
 def restore(

@@ -73,11 +73,11 @@ class SyncCheck(Periodic):
         return self._hashes(self._variables).numpy().tobytes().hex()
 
     def check_together(self, status: Status, values: list[str]) -> None:
-        rows = [np.frombuffer(bytes.fromhex(value), np.int64).reshape(len(self._variables), -1) for value in values]
-        by_replica = np.concatenate(rows, axis=1)
-        for variable, row in zip(self._variables, by_replica.tolist(), strict=True):
-            for holders in _holders(variable, len(row)):
-                self._check(status.step, variable, {replica: row[replica] for replica in holders})
+        arrays = [np.frombuffer(bytes.fromhex(value), np.int64).reshape(len(self._variables), -1) for value in values]
+        by_replica = np.concatenate(arrays, axis=1)
+        for variable, checksums in zip(self._variables, by_replica.tolist(), strict=True):
+            for holders in _holders(variable, len(checksums)):
+                self._check(status.step, variable, {replica: checksums[replica] for replica in holders})
 
     def end(self, status: Status) -> None:
         self.act(status)
@@ -101,13 +101,13 @@ class SyncCheck(Periodic):
 
 def hashes(variables: Sequence[tf.Variable], replicas: int = 1) -> tf.Tensor:
     """Returns a 64-bit hash of each variable on each replica of this process, int64 [variables, replicas]."""
-    rows = []
+    checksums = []
     with tf.device("CPU:0"):
         for variable in variables:  # a plain variable is shared by all replicas
             values = [tf.reshape(component.read_value(), [1, -1]) for component in per_replica.components(variable)]
-            row = [tf.raw_ops.Fingerprint(data=value, method="farmhash64") for value in values]
-            rows.append(tf.broadcast_to(tf.bitcast(tf.concat(row, 0), tf.int64), [replicas]))
-        return tf.stack(rows) if rows else tf.zeros([0, replicas], tf.int64)
+            copies = [tf.raw_ops.Fingerprint(data=value, method="farmhash64") for value in values]
+            checksums.append(tf.broadcast_to(tf.bitcast(tf.concat(copies, 0), tf.int64), [replicas]))
+        return tf.stack(checksums) if checksums else tf.zeros([0, replicas], tf.int64)
 
 
 def _holders(variable: tf.Variable, replicas: int) -> list[list[int]]:

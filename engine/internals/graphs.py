@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
+from ..own_code import COMPUTING_FILES, ROOT
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 _LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
-_ENGINE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
-_FOR_LAYERS = tuple(os.path.join(_ENGINE, path) for path in ("internals/keras.py", "internals/patches.py", "layers/"))
+_FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
 _ASSIGNMENTS = {"AssignAddVariableOp", "AssignSubVariableOp", "AssignVariableOp"}
 ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
@@ -144,9 +144,9 @@ def _first_argument(op: tf.Operation) -> int:
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
     frames = [frame for frame in op.traceback if not frame.filename.startswith(_LIBRARIES)]
-    if frames and frames[-1].filename.startswith(_ENGINE) and not frames[-1].filename.startswith(_FOR_LAYERS):
+    if frames and frames[-1].filename.startswith(COMPUTING_FILES) and not frames[-1].filename.startswith(_FOR_LAYERS):
         return None
-    programs = [frame for frame in frames if not frame.filename.startswith(_ENGINE)]
+    programs = [frame for frame in frames if not frame.filename.startswith(COMPUTING_FILES)]
     return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
 
 
@@ -176,6 +176,9 @@ def _caller_input(tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _C
     if tensor.name not in names:
         return None
     return scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
+
+
+OWN, EXCHANGED, COMMON = "own", "exchanged", "common"
 
 
 class Assignments:
@@ -219,7 +222,13 @@ class Assignments:
         Args:
           by_size: whether a constant that equals the batch's size, known when tracing, counts as depending on it.
         """
-        return any(self._depends(op.inputs[1:], scope, by_size) for op, scope in self._uses.get(id(handle), ()))
+        uses = self._uses.get(id(handle), ())
+        return any(self._origin(op.inputs[1:], scope, by_size) == OWN for op, scope in uses)
+
+    def exchanged(self, handle: tf.Tensor) -> bool:
+        """Whether a variable is assigned values summed or gathered across replicas, that depend on none of its own."""
+        uses = self._uses.get(id(handle), ())
+        return any(self._origin(op.inputs[1:], scope, by_size=True) == EXCHANGED for op, scope in uses)
 
     def only_add(self, handle: tf.Tensor) -> bool:
         """Whether all assignments to a variable add something independent of its value."""
@@ -269,8 +278,9 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _depends(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool) -> bool:
-        queue, seen = [(tensor, scope) for tensor in tensors], set()
+    def _origin(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool = False) -> str:
+        """Returns whether values are computed from a replica's OWN, else from what was EXCHANGED, or from neither."""
+        queue, seen, origin = [(tensor, scope) for tensor in tensors], set(), COMMON
         for inner, inner_scope in queue:
             tensor, scope = self._outside(inner, inner_scope)
             if (name := (id(scope), tensor.name)) in seen:
@@ -278,22 +288,23 @@ class Assignments:
             seen.add(name)
             op = tensor.op
             if (scope is self._root and tensor.name in self._batch) or REPLICA_SCOPE in op.name:
-                return True
+                return OWN
             if samples(op):
-                return True
+                return OWN
             if by_size and self._is_size(tensor):
-                return True
+                return OWN
             if exchanges(op):
+                origin = EXCHANGED
                 continue
             if op.type == "ReadVariableOp":
                 handle = self._handle(op.inputs[0], scope)
                 if handle in self._per_replica:
-                    return True
+                    return OWN
                 for use, use_scope in self._uses.get(handle, ()):
                     if use_scope is not scope or _precedes(use, op):
                         queue += [(value, use_scope) for value in use.inputs[1:]]
             queue += [(value, scope) for value in value_inputs(tensor)]
-        return False
+        return origin
 
 
 def hidden_by_custom_gradients(results: Sequence[tf.Tensor], sources: Sequence[tf.Tensor]) -> set[str]:
@@ -403,6 +414,48 @@ def _captured(tensor: tf.Tensor) -> tf.Tensor:
     """Finds the tensor outside of a function that is captured as this one, or itself."""
     captures = ((inside, outside) for outside, inside in tensor.graph.captures)
     return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
+
+
+def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
+    """Returns whether a tensor is computed from a scalar that a function made in its graph, by the function's name."""
+    queue, seen = [tensor.op], set()
+    for op in queue:
+        if op.name in seen or not op.inputs:
+            continue
+        seen.add(op.name)
+        is_scalar = any(output.shape.rank == 0 for output in op.outputs)
+        if is_scalar and any(frame.name == function and frame.filename == file for frame in op.traceback):
+            return True
+        queue += [source.op for source in op.inputs]
+    return False
+
+
+def sums_over_first_axis(
+    total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float
+) -> Iterator[tuple[tf.Tensor, float]]:
+    """Yields what a scalar is a sum of over the first axis, in its terms that depend on tensors of its graph.
+
+    With each comes the number by which the sum is divided: `divisor`, and constants on the way. A sum that is
+    multiplied or divided by what is known only as the graph runs, such as a batch's shape, is left out.
+    """
+    dependent, queue = _dependents(on), [(total, divisor)]
+    for tensor, divided in queue:
+        op, inputs = tensor.op, [source for source in tensor.op.inputs if source.name in dependent]
+        if not inputs:
+            continue
+        if op.type in {*_IDENTITIES, "Add", "AddN", "AddV2", "Cast", "Neg", "SelectV2", "Sub"}:
+            queue += [(source, divided) for source in inputs]
+        elif op.type in ("DivNoNan", "Mul", "RealDiv") and len(inputs) == 1:
+            (other,) = (source for source in op.inputs if source is not inputs[0])
+            factor = tf.get_static_value(other)
+            if factor is not None and factor.size == 1 and factor.all() and (op.type == "Mul" or other is op.inputs[1]):
+                queue.append((inputs[0], divided / factor.item() if op.type == "Mul" else divided * factor.item()))
+        elif op.type == "L2Loss":
+            yield inputs[0], divided
+        elif op.type == "Sum" and inputs[0].shape.rank:
+            axes = tf.get_static_value(op.inputs[1])
+            if axes is not None and 0 in axes.reshape(-1) % inputs[0].shape.rank:
+                yield inputs[0], divided
 
 
 FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"

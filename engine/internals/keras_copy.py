@@ -12,7 +12,9 @@ import numpy as np
 import tensorflow as tf
 from keras.src.saving.serialization_lib import SafeModeScope
 
-from .keras import in_new_state, layers_in, with_attributes
+from .keras import layers_in
+from .keras_scopes import with_attributes
+from .keras_state import in_new_state
 
 # Attributes of layers and variables that configurations may omit, and that are copied unchanged.
 _LAYER_ATTRIBUTES = ("name", "_path", "_dtype_policy", "activity_regularizer", "autocast")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops import batching
+from tensorflow.python.data.experimental.ops import batching, from_list
 from tensorflow.python.data.ops import (
     batch_op,
     cache_op,
@@ -54,11 +54,12 @@ _SAME_ELEMENTS = (  # as their input has, if in another order
 )
 _MOVING = (concatenate_op._ConcatenateDataset, repeat_op._RepeatDataset, shuffle_op._ShuffleDataset)
 _PARTS = (shard_op._ShardDataset, skip_op._SkipDataset, take_op._TakeDataset)
+_SLICES = (from_list._ListDataset, from_tensor_slices_op._TensorSliceDataset)
 _ARRAYS = (from_tensor_slices_op._TensorSliceDataset, from_tensors_op._TensorDataset, range_op._RangeDataset)
 _READS = re.compile(".*PyFunc|ReadVariableOp")
 _READS_FILES = re.compile("ReadFile|MatchingFiles|.*(Record|TextLine|Csv|CSV|Sql).*Dataset")
 # Operations of mapped functions that return batches, or may.
-_MAY_BATCH = ("Batch", "GeneratorDataset", "TensorDataset")
+_MAY_BATCH = ("Batch", "DataService", "GeneratorDataset", "LoadDataset", "TensorDataset")
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool | None:
@@ -69,21 +70,43 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
 def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     """Returns whether elements are batches. `size`: the first axis that all components of an element share, if any."""
     inputs = dataset._inputs()
+    if isinstance(dataset, zip_op._ZipDataset):  # also of numbers, as by `enumerate`, which are no batches
+        inputs = [input_ for input_ in inputs if not _has_scalars(input_)] or inputs
     if isinstance(dataset, _BATCHES):
         return True
     if isinstance(dataset, unbatch_op._UnbatchDataset):
         return False
     if isinstance(dataset, _MAPS):
         batched = _batches(inputs[0], _first_axis(inputs[0]))
-        return batched if not batched or size == _first_axis(inputs[0]) else None  # otherwise it computes other rows
-    if isinstance(dataset, (from_tensors_op._TensorDataset, dataset_ops._VariantDataset)):
-        return None
+        return batched if not batched or size == _first_axis(inputs[0]) else None  # else it makes other examples
+    if not inputs:
+        return False if _is_of_examples(dataset) else None
     functions = [function.function.graph for function in dataset._functions()]
-    if inputs and functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
+    if functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
         kinds = set().union(*map(graphs.kinds, functions))
         return None if any(word in kind for kind in kinds for word in _MAY_BATCH) else False
-    answers = {_batches(input_, size) for input_ in inputs} or {False}
+    answers = {_batches(input_, size) for input_ in inputs}
     return answers.pop() if len(answers) == 1 else None
+
+
+def has_opaque_source(dataset: tf.data.Dataset) -> bool:
+    """Returns whether a pipeline begins with a dataset that does not show what made its elements."""
+    sources = [part for part in _all(dataset) if not part._inputs()]
+    return not all(isinstance(x, from_tensors_op._TensorDataset) or _is_of_examples(x) for x in sources)
+
+
+def _is_of_examples(source: tf.data.Dataset) -> bool:
+    """Returns whether a source has single examples: slices, or scalars as of record readers.
+
+    Others, such as saved datasets and TensorFlow's data service, hide what made their elements.
+    """
+    is_tensor = isinstance(source, from_tensors_op._TensorDataset)
+    return isinstance(source, _SLICES) or (_has_scalars(source) and not is_tensor)
+
+
+def _has_scalars(dataset: tf.data.Dataset) -> bool:
+    """Returns whether an element's components are all scalars."""
+    return all(getattr(spec, "shape", None) == [] for spec in tf.nest.flatten(dataset.element_spec))
 
 
 def batch_and_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
@@ -126,9 +149,9 @@ def ends(dataset: tf.data.Dataset) -> bool:
 
 
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
-    """Returns the size of the first axis of an element's components, if all have the same."""
+    """Returns the size of the first axis of an element's components, but scalars, if all have the same."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec) if hasattr(spec, "shape")]  # not None's
-    sizes = {shape[0] if shape.rank else None for shape in shapes}
+    sizes = {shape[0] if shape.rank else None for shape in shapes if shape.rank != 0}
     return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -229,6 +252,12 @@ def stateful(dataset: tf.data.Dataset) -> str:
         except tf.errors.OpError as error:
             return reason(error).rstrip(" .")
     return ""
+
+
+def served(dataset: tf.data.Dataset) -> str:
+    """Returns why there is no position in a pipeline of TensorFlow's data service; "" for others."""
+    is_served = any("DataService" in type(part).__name__ for part in _all(dataset))
+    return "TensorFlow's data service keeps none" if is_served else ""
 
 
 def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:

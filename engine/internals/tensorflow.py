@@ -11,7 +11,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
@@ -23,6 +23,7 @@ from tensorflow.python.util import pywrap_xla_ops
 
 from ..errors import UsageError
 
+R = TypeVar("R")
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
@@ -131,6 +132,12 @@ def single_replica_context() -> contextlib.AbstractContextManager[tf.distribute.
     )
 
 
+def outside_scopes(call: Callable[[], R]) -> R:
+    """Calls a function outside the graph and the strategy's scope that the caller has entered: in another thread."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(call).result()
+
+
 def variables_outside_function() -> contextlib.AbstractContextManager:
     """Makes variables in this context, of a function that is traced, as if they were made outside of it.
 
@@ -143,12 +150,7 @@ def variables_outside_function() -> contextlib.AbstractContextManager:
         with strategy.scope() if strategy is not default_strategy() else contextlib.nullcontext():
             return tf.Variable(**{name: value for name, value in keywords.items() if name in names})
 
-    def create(_, **keywords) -> tf.Variable:
-        # In a thread of its own, since a replica's is within that replica's graph and context.
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            return thread.submit(make, keywords).result()
-
-    return tf.variable_creator_scope(create)
+    return tf.variable_creator_scope(lambda _, **keywords: outside_scopes(lambda: make(keywords)))
 
 
 def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:

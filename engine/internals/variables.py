@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..own_code import COMPUTING_MODULES
 from .tensorflow import replica_id
 
 VARIABLES = (tf.Variable, tf.keras.Variable)
@@ -246,9 +247,8 @@ def items(value) -> Iterable[tuple[Any, Any]]:
         return enumerate(value.variables)
     if not isinstance(value, tf.Module):
         return ()
-    engine = __package__.rpartition(".")[0]
-    is_engines = any(base.__module__.startswith(engine) for base in type(value).__mro__)
-    return () if is_engines else _attributes(value)
+    is_own = any(base.__module__.startswith(COMPUTING_MODULES) for base in type(value).__mro__)
+    return () if is_own else _attributes(value)
 
 
 def _attributes(owner: Any) -> list[tuple[str, Any]]:

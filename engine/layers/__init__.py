@@ -1,6 +1,6 @@
 """Layers for models: Keras's with less work on CPUs. Runs on the replica.
 
-The folders have former names of `engine.tables` and `engine.sharding`.
+The folders have former names of `parts.tables` and `parts.sharding`.
 """
 
 from ..step.recompute import recomputed

@@ -28,23 +28,27 @@ from ..errors import UsageError
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_RENAME = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # object stores as file systems
 _RANDOM_BYTES = 8
+_SHARED_SECONDS = 10.0  # for which a file that another host has made may stay unseen here
 _MOST_JSON_BYTES = 1 << 28  # twice a manifest of a million variables
 _SUFFIX = ".tmp"
 
 
-def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
+def open_regular(
+    path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int | None = None, mode: int = 0o666
+) -> int:
     """Opens a regular file, creating it with O_CREAT; never blocks, e.g. on a pipe.
 
     Follows links only for reading, without O_NOFOLLOW. Returns the descriptor. Raises OSError, also for other files.
 
     Args:
       folder: the descriptor of the folder of a relative path.
+      mode: the permissions of a new file, before the umask.
     """
     if flags & (os.O_WRONLY | os.O_RDWR):
         flags |= os.O_NOFOLLOW
     at = {} if folder is None else {"dir_fd": folder}
     try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, **at)
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, mode, **at)
     except OSError as error:
         if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a link", os.fspath(path)) from None
@@ -57,12 +61,22 @@ def open_regular(path: str | os.PathLike, flags: int = os.O_RDONLY, folder: int 
     return descriptor
 
 
-def open_lock(path: str | os.PathLike) -> int:
-    """Opens a file to lock, creating it; other users' need only be readable. Returns its descriptor; raises OSError."""
+def open_lock(path: str | os.PathLike, flags: int = os.O_RDWR) -> int:
+    """Opens a file to lock, creating it; other users' need only be readable. Returns its descriptor; raises OSError.
+
+    Whoever can open it can lock it. So of this user's file that is only who may write to its folder.
+    """
+    folder = os.stat(os.path.dirname(path) or os.curdir).st_mode
+    mode = 0o600 | (0o060 if folder & stat.S_IWGRP else 0) | (0o006 if folder & stat.S_IWOTH else 0)
     try:
-        return open_regular(path, os.O_RDWR | os.O_CREAT)
+        descriptor = open_regular(path, flags | os.O_CREAT, mode=mode)
     except PermissionError:
         return open_regular(path)
+    status = os.fstat(descriptor)
+    if status.st_mode & 0o666 & ~mode and status.st_uid == os.geteuid() and status.st_nlink == 1:
+        with contextlib.suppress(OSError):  # a file system without permissions
+            os.fchmod(descriptor, status.st_mode & mode)
+    return descriptor
 
 
 @contextlib.contextmanager
@@ -251,11 +265,18 @@ def _make_locked(path: str, make: Callable[[str], None]) -> tuple[str, int]:
         make(temporary)
         with contextlib.suppress(FileNotFoundError):  # another process removed it before it was locked
             lock = os.open(temporary, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with contextlib.suppress(OSError):  # a file system without locks: nothing is removed there either
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if os.path.lexists(temporary):
+            is_held = False
+            try:
+                # Without waiting: whoever may read it may have locked it first, for ever.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                is_held = True
+            except OSError:  # a file system without locks: nothing is removed there either
+                pass
+            if not is_held and os.path.lexists(temporary):
                 return temporary, lock
             os.close(lock)
+            _remove(temporary)
 
 
 def _clean_up(folder: str, name: str) -> None:
@@ -277,3 +298,15 @@ def _remove(path: str) -> None:
             shutil.rmtree(path)
         else:
             os.remove(path)
+
+
+def appears(path: str) -> bool:
+    """Returns whether a file becomes visible here soon: a network file system may cache that it did not exist."""
+    end = time.monotonic() + _SHARED_SECONDS
+    while not os.path.exists(path):
+        if time.monotonic() >= end:
+            return False
+        with contextlib.suppress(OSError):
+            os.listdir(os.path.dirname(path))  # which queries the server
+        time.sleep(0.1)
+    return True

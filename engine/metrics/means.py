@@ -255,8 +255,8 @@ def as_losses(returned, owner: str, weights=None, check_values: bool = False) ->
         means[name] = type(pair)(tf.where(pair.count == 0.0, 0.0, pair.total), pair.count)
     if not means:
         raise UsageError(f"{owner} returned an empty dictionary; return a mean by name: {{'a': crankshaft.mean(a)}}")
-    rows = tf.stack([tf.stack([*pair]) for pair in means.values()])
-    return {"loss": SumOfMeans(rows, tf.reduce_sum(rows[:, 1])), **means}
+    sums = tf.stack([tf.stack([*pair]) for pair in means.values()])
+    return {"loss": SumOfMeans(sums, tf.reduce_sum(sums[:, 1])), **means}
 
 
 def _check_name(name: Any, owner: str) -> None:

@@ -216,5 +216,5 @@ class Outside(Pair):
         return f"{' and '.join(problems)}, out of that range; correct the data, or allow for more" if problems else None
 
 
-# Kinds with vectors, in several rows of sums; kinds whose value is not a number.
+# Kinds with vectors, of several sums; kinds whose value is not a number.
 VECTORS, NO_NUMBERS = (SumOfMeans, Auc, KerasSums, Confusion, Outside), (Confusion, Outside)

@@ -21,7 +21,7 @@ _END = b"."  # end of a text in files
 class Predictions(dict[str, Any]):
     """The values that `Trainer.predictions` has returned of each example of an evaluation, by name.
 
-    Values are nests of NumPy arrays [examples, ...], row i that of example i, in the data's own order, or in that of
+    Values are nests of NumPy arrays [examples, ...], entry i that of example i, in the data's own order, or in that of
     batches, if they are made by length (`bucket_by`) or of workers' own files (`auto_shard_policy`); of a partial
     evaluation, the first examples. Text is in arrays of `bytes` objects, bfloat16 is converted to float32. Values whose
     lengths differ among batches are padded with zeros, or b"", to the longest. Large ones, but for text, are read-only
@@ -37,17 +37,17 @@ class Predictions(dict[str, Any]):
         self.is_partial = is_partial
 
     def groups(self, name: str) -> list[np.ndarray]:
-        """Returns the rows of each group of examples that have the same value, such as a user's, in their order.
+        """Returns the indices of each group of examples that have the same value, such as a user's, in their order.
 
         Args:
           name: the name of an array [examples].
         """
         _, group = np.unique(self[name], return_inverse=True)
-        rows = np.argsort(group, kind="stable")
-        return np.split(rows, np.cumsum(np.bincount(group))[:-1])
+        indices = np.argsort(group, kind="stable")
+        return np.split(indices, np.cumsum(np.bincount(group))[:-1])
 
 
-class Rows:
+class Collector:
     """Collects arrays [n, ...] of consecutive examples, in memory up to a bound, beyond it in temporary files.
 
     The files have no names, so they are removed even if the process is killed.
@@ -63,11 +63,11 @@ class Rows:
         self._columns: list[_Column] = []
         self._structure: Any = None
 
-    def add(self, rows: Any) -> None:
+    def add(self, examples: Any) -> None:
         """Adds a nest of arrays [n, ...], the next examples."""
-        arrays = tf.nest.flatten(rows)
+        arrays = tf.nest.flatten(examples)
         if not self._columns:
-            self._structure, self._columns = rows, [_Column() for _ in arrays]
+            self._structure, self._columns = examples, [_Column() for _ in arrays]
         for column, array in zip(self._columns, arrays, strict=True):
             column.add(array)
         if sum(column.bytes_in_memory for column in self._columns) <= self._most_bytes:
@@ -139,14 +139,14 @@ class _Column:
 
 
 def in_order(pieces: Sequence[Sequence[Any]], exchange: Callable[[bytes], list[bytes]] | None = None) -> list:
-    """Joins the rows that replicas have computed in some steps, in the order of their examples.
+    """Joins the predictions that replicas have computed in some steps, in the order of their examples.
 
     Args:
-      pieces: each a list of tensors [n, ...] of the same rows, which are sorted, stably, by the first, int64 [n].
-      exchange: `Processes.exchange_bytes`; None if this process has all rows.
+      pieces: each a list of tensors [n, ...] of the same examples, which are sorted, stably, by the first, int64 [n].
+      exchange: `Processes.exchange_bytes`; None if this process has all of them.
 
     Returns:
-      The arrays after the first, of all processes' rows.
+      The arrays after the first, of all processes' examples.
     """
     columns = [joined([_array(x) for x in chunks]) for chunks in zip(*pieces, strict=True)]
     if exchange is not None:

@@ -26,7 +26,7 @@ def _logits(slices: tf.IndexedSlices) -> tf.Tensor:
 def histogram(labels: tf.IndexedSlices, weights: tf.IndexedSlices) -> tf.Tensor:
     """Returns the weights of positives and of all examples per bucket, float32 [BUCKETS + 1, 2].
 
-    The last row has the sum and the number of labels other than 0 and 1. Non-finite logits don't count.
+    The last pair has the sum and the number of labels other than 0 and 1. Non-finite logits don't count.
     """
     middle, last = BUCKETS // 2, math.asinh(_LAST / _EVEN)
     logits = _logits(labels)
@@ -78,14 +78,14 @@ class Ranking:
     Exact for up to 12 million distinct logits; beyond, neighbours are merged, so the area has an error, with a bound.
 
     Args:
-      rows: [n, 3], per example the logit, the label and the weight. Non-finite logits don't count.
+      scores: [n, 3], per example the logit, the label and the weight. Non-finite logits don't count.
 
     Attributes:
       wrong: the sum and the number of the labels other than 0 and 1, which don't count otherwise.
     """
 
-    def __init__(self, rows: np.ndarray):
-        logits, labels, weights = rows[np.isfinite(rows[:, 0]) & (rows[:, 2] != 0)].T
+    def __init__(self, scores: np.ndarray):
+        logits, labels, weights = scores[np.isfinite(scores[:, 0]) & (scores[:, 2] != 0)].T
         binary = (labels == 0) | (labels == 1)
         self.wrong = np.array([labels[~binary].sum(), (~binary).sum()], np.float64)
         positives, weights = (labels * weights)[binary], weights[binary]

@@ -1,4 +1,4 @@
-"""Sums of metrics: rows of a tensor that the inner loop adds up on the device, merged and evaluated on the host."""
+"""Sums of metrics, which the inner loop adds up on the device; merged and evaluated on the host."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "au
 _KINDS |= {"confusion": Confusion, "outside": Outside, "sum_of_means": SumOfMeans, "mean": Mean}
 
 
-class RowSpec(NamedTuple):
-    """Describes the rows of a tensor of sums that hold one metric.
+class SumSpec(NamedTuple):
+    """Describes the sums of one metric: (total, count) pairs that follow each other in a tensor.
 
     Attributes:
-      rows: the number of rows: one, or one for each entry of a vector.
+      size: the number of pairs: one, or one for each entry of a vector.
     """
 
     name: str
     kind: type[Pair]
-    rows: int = 1
+    size: int = 1
 
     @property
     def keeps_scores(self) -> bool:
-        """Whether the metric's scores come after all rows, see `stack`."""
-        return issubclass(self.kind, Auc) and self.rows == 1
+        """Whether the metric's scores come after all sums, see `stack`."""
+        return issubclass(self.kind, Auc) and self.size == 1
 
 
 def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
@@ -61,48 +61,48 @@ def without_details(metrics: dict[str, Pair]) -> dict[str, Pair]:
 
 
 def stack(metrics: dict[str, Mean], dtype: tf.DType, keeps_scores: bool = False) -> tf.Tensor:
-    """Stacks the pairs into one [rows, 2] tensor, ordered as `row_specs`: a row per metric or vector entry.
+    """Stacks the pairs into one [sums, 2] tensor, ordered as `sum_specs`: one per metric, or per entry of a vector.
 
     The inner loop carries it in float64: a call's sums of float32 values are then exact, unless a value is 2^29 times
     another. Calls are added by `Sums`, so results don't depend on how the loop was divided into calls.
 
-    With `keeps_scores` an `Auc` has one row, which stays 0, and the rows of `ranking.entries` follow those of all
+    With `keeps_scores` an `Auc` has one pair, which stays 0, and the values of `ranking.entries` follow the sums of all
     metrics; these are concatenated, not added up.
     """
     scalars, vectors = _in_order(metrics)
-    rows = [tf.stack([tf.cast(tf.stack([*metrics[name]]), dtype) for name in scalars])] if scalars else []
+    sums = [tf.stack([tf.cast(tf.stack([*metrics[name]]), dtype) for name in scalars])] if scalars else []
     scores: list[tf.Tensor] = []
     for name in vectors:
         pair = metrics[name]
         if keeps_scores and isinstance(pair, Auc):
-            rows.append(tf.zeros([1, 2], dtype))
+            sums.append(tf.zeros([1, 2], dtype))
             scores.append(ranking.entries(len(scores), *pair, dtype))
         elif isinstance(pair, (Auc, SumOfMeans)):
-            rows.append(tf.cast(without_details({name: pair})[name].total, dtype))
+            sums.append(tf.cast(without_details({name: pair})[name].total, dtype))
         else:
-            rows.append(tf.cast(tf.stack([*pair], axis=1), dtype))
-    rows += scores
-    if not rows:
+            sums.append(tf.cast(tf.stack([*pair], axis=1), dtype))
+    sums += scores
+    if not sums:
         return tf.zeros([0, 2], dtype)
-    return rows[0] if len(rows) == 1 else tf.concat(rows, 0)
+    return sums[0] if len(sums) == 1 else tf.concat(sums, 0)
 
 
-def row_specs(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[RowSpec]:
-    """Describes the rows of `stack`, in order."""
+def sum_specs(metrics: dict[str, Mean], keeps_scores: bool = False) -> list[SumSpec]:
+    """Describes the sums of `stack`, in order."""
     scalars, vectors = _in_order(metrics)
 
-    def rows(pair: Any) -> int:
+    def size(pair: Any) -> int:
         if isinstance(pair, Auc):
             return 1 if keeps_scores else ranking.BUCKETS + 1
         return pair.total.shape[0]
 
-    specs = [RowSpec(name, type(metrics[name])) for name in scalars]
-    return specs + [RowSpec(name, type(metrics[name]), rows(metrics[name])) for name in vectors]
+    specs = [SumSpec(name, type(metrics[name])) for name in scalars]
+    return specs + [SumSpec(name, type(metrics[name]), size(metrics[name])) for name in vectors]
 
 
-def total_rows(specs: Sequence[RowSpec]) -> int:
-    """Returns the number of rows, without scores."""
-    return sum(spec.rows for spec in specs)
+def num_sums(specs: Sequence[SumSpec]) -> int:
+    """Returns the number of sums, without scores."""
+    return sum(spec.size for spec in specs)
 
 
 def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
@@ -111,7 +111,7 @@ def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
     return [name for name in names if name not in vectors], vectors
 
 
-def kinds_by_name(specs: Sequence[RowSpec]) -> dict[str, type[Pair]]:
+def kinds_by_name(specs: Sequence[SumSpec]) -> dict[str, type[Pair]]:
     """Returns the kinds of the metrics that are numbers, by name."""
     return {spec.name: spec.kind for spec in specs if not issubclass(spec.kind, NO_NUMBERS)}
 
@@ -296,12 +296,12 @@ def _two_sum(a: Any, a_error: Any, b: Any, b_error: Any) -> tuple[Any, Any]:
 
 
 class LoopSums:
-    """The result of one call of the inner loop: a [rows, 2] tensor, and its rows' specs. Read at most once.
+    """The result of one call of the inner loop: a [sums, 2] tensor, and their specs. Read at most once.
 
-    Rows after those of `specs` are scores, see `stack`.
+    After the sums of `specs` come scores, see `stack`.
     """
 
-    def __init__(self, specs: Sequence[RowSpec], tensor: tf.Tensor | np.ndarray):
+    def __init__(self, specs: Sequence[SumSpec], tensor: tf.Tensor | np.ndarray):
         self.specs, self._tensor = specs, tensor
         self._read: dict[str, Pair] | None = None
 
@@ -314,16 +314,16 @@ class LoopSums:
         """Returns the pairs (total, count), each of its kind, by name."""
         if self._read is None:
             array = np.asarray(self._tensor, np.float64)
-            scores = array[total_rows(self.specs) :].reshape(-1, 4)
+            scores = array[num_sums(self.specs) :].reshape(-1, 4)
             pairs: dict[str, Pair] = {}
             start, positions = 0, itertools.count()
             for spec in self.specs:
                 if spec.keeps_scores:
                     pairs[spec.name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(positions), 1:]), 0.0)
                 elif issubclass(spec.kind, VECTORS):
-                    pairs[spec.name] = spec.kind(*array[start : start + spec.rows].T)
+                    pairs[spec.name] = spec.kind(*array[start : start + spec.size].T)
                 else:
                     pairs[spec.name] = spec.kind(*map(float, array[start]))
-                start += spec.rows
+                start += spec.size
             self._read = pairs  # atomically: other threads read it
         return self._read

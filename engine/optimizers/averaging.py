@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import tensorflow as tf
 
 from ..errors import UsageError, reason
-from ..internals import keras, keras_copy
+from ..internals import keras_calls, keras_copy
 from ..internals.graphs import ENGINE_SCOPE
 from ..internals.variables import assign_local, on_server, tf_variable, update_alone, variable_path
 from ..mesh import sharded
@@ -198,7 +198,7 @@ class Averaged(tf.keras.Model):
         self.reset()
 
     def call(self, *arguments, **keywords):
-        return tf.nest.map_structure(keras.in_float32, self.model(*arguments, **keywords))
+        return tf.nest.map_structure(keras_calls.in_float32, self.model(*arguments, **keywords))
 
     def get_config(self):
         raise NotImplementedError("the trainer's build makes an Averaged model")  # so that no file claims to define it

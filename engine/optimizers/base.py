@@ -37,6 +37,14 @@ from .averaging import Shadows, WeightAverage
 
 Rate = float | Callable[[tf.Tensor], tf.Tensor]  # a number, or a schedule
 _PLAIN = (bool, int, float, str, type(None))
+_LARGE = 10**6  # values of a variable, whose update may take longer than the rest of a step
+_MOVES_ALL_ROWS = (
+    "%s moves all rows of %s %s in each update, also those that no example of the batch has, as its paper and Keras "
+    "do; if that takes long, use a crankshaft.Embedding, of which only rows in use move, or adagrad"
+)
+_BEGUN_BY_ROWS = (
+    "%s moves only the rows of %s that a batch uses, as this run began; a new run moves all, as its paper and Keras do"
+)
 Pairs = Sequence[tuple[Any, "Target"]]  # of a gradient and the variable to update
 Scalars = Mapping[str, tf.Tensor]
 Group = tuple[contextlib.AbstractContextManager, Pairs, Scalars]  # updated within a context, with gradients there
@@ -81,7 +89,7 @@ class Optimizer(tf.Module):
 
     A subclass makes its slots (`_build_slots`) and updates (`_update`). Each replica updates its own copy of everything
     by raw ops on `variable.handle`, so `apply` may be called within `tf.cond` and `tf.while_loop`, and replicas with
-    the same gradients stay identical to the bit. If the mesh shards the optimizer (`engine.sharding.shards`), a replica
+    the same gradients stay identical to the bit. If the mesh shards the optimizer (`parts.sharding.shards`), a replica
     has the slots of its shards, updates these, and all gather the weights; then it can't be called in a loop.
 
     Args:
@@ -89,7 +97,7 @@ class Optimizer(tf.Module):
         count of updates to a scalar.
       weight_decay: decoupled decay (Loshchilov & Hutter, https://arxiv.org/abs/1711.05101) as in Keras: before the
         update, variable -= learning_rate * weight_decay * variable, for all rows, also with a sparse gradient. Of the
-        engine's tables (`engine.tables`) only the gradient's rows decay, once per update, so that an update
+        engine's tables (`parts.tables`) only the gradient's rows decay, once per update, so that an update
         of a table costs no more than the rows it uses.
       weight_decay_exclude: regular expression; variables whose path it matches do not decay, e.g. "bias|gamma|beta".
       name: a valid identifier; the class's name by default.
@@ -104,6 +112,9 @@ class Optimizer(tf.Module):
     takes_factors_as_rate = False
     # Whether a value's update depends only on that value, its slots and its gradient: then it can be sharded.
     is_elementwise = False
+    # Whether it moves all rows of a layer's variable by a sparse gradient, as by a dense one; `TrainState` sets False
+    # for a run that began by the gradient's rows alone. Keras's rules always do.
+    moves_all_rows = True
     # The moving average of the updated variables, an `engine.optimizers.averaging.WeightAverage`, if any.
     weight_average: WeightAverage | None = None
     # Where updates are made.
@@ -402,12 +413,13 @@ class FusedOptimizer(Optimizer):
     """A rule with one fused kernel per variable: its slots, a step's scalars, and two updates.
 
     `dense` updates all of a variable; `sparse`, with `indices`, the rows that a sparse gradient (tf.IndexedSlices)
-    touches, after repeated rows are summed. Both get the kernels' arguments, by their names
+    has, after repeated rows are summed: of the engine's tables (`parts.tables`), so that an update costs no more than
+    the rows it uses, and if `moves_all_rows` is False of any variable. Both get the kernels' arguments, by their names
     (https://www.tensorflow.org/api_docs/python/tf/raw_ops): `var` and the slots are resource handles. Slots and
-    variables are float32. XLA can't compile the sparse kernels, so with it momentum, adagrad and ftrl take only dense
-    gradients.
+    variables are float32. XLA can't compile the sparse kernels of momentum, adagrad and ftrl.
 
-    A subclass whose rule does not apply to each value by itself sets `is_elementwise` to False.
+    A subclass whose rule does not apply to each value by itself sets `is_elementwise` to False; one that leaves a value
+    with a gradient of 0 as it is, `moves_all_rows`.
     """
 
     is_elementwise = True
@@ -465,7 +477,6 @@ class FusedOptimizer(Optimizer):
             learning_rate = learning_rate * tf.constant(multipliers, tf.float32)  # [variables]
         exact = self.scalars(learning_rate, tf.cast(counts + 1, tf.float64))
         scalars = {name: tf.cast(value, tf.float32) for name, value in exact.items()}
-        pairs = [(sum_duplicate_rows(gradient), target) for gradient, target in pairs]
         for context, group, here in self.place.groups(pairs, scalars):
             with context:
                 by_variable = {name: tf.unstack(value) for name, value in here.items() if value.shape.rank}
@@ -473,12 +484,25 @@ class FusedOptimizer(Optimizer):
                     arguments = {**here, **{name: column[target.position] for name, column in by_variable.items()}}
                     arguments |= {name: slot.handle for name, slot in self.slots[target.key].items()}
                     arguments |= {"var": target.variable.handle, "use_locking": self.place.use_locking}
-                    if isinstance(gradient, tf.IndexedSlices):
-                        update = functools.partial(self.sparse, **arguments)
+                    if isinstance(gradient, tf.IndexedSlices) and self._moves_rows_alone(target):
+                        gradient, update = sum_duplicate_rows(gradient), functools.partial(self.sparse, **arguments)
                         values = tf.cast(gradient.values, tf.float32)
                         self.place.update_rows(target, update, grad=values, indices=gradient.indices)
-                    else:
-                        self.dense(grad=tf.cast(gradient, tf.float32), **arguments)
+                        continue
+                    if isinstance(gradient, tf.IndexedSlices):
+                        rows = target.variable.shape[0]
+                        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+                    self.dense(grad=tf.cast(gradient, tf.float32), **arguments)
+
+    def _moves_rows_alone(self, target: Target) -> bool:
+        """Returns whether a sparse gradient moves its own rows alone; warns of what may surprise."""
+        if is_shard(target.variable) or not type(self).moves_all_rows:
+            return True
+        if not self.moves_all_rows:
+            logging.warning_once(_BEGUN_BY_ROWS, self.name, target.path)
+        elif target.variable.shape.num_elements() > _LARGE:
+            logging.warning_once(_MOVES_ALL_ROWS, self.name, target.path, target.variable.shape)
+        return not self.moves_all_rows
 
 
 def _decay_rows(target: Target, factor: tf.Tensor, indices: tf.Tensor) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals import keras
+from ..internals import keras_optimizers
 from ..internals.variables import read_local, tf_variable
 from ..step.gradients import sum_duplicate_rows
 from .averaging import Shadows
@@ -53,17 +53,17 @@ class KerasOptimizer(Optimizer):
     def _rate_at(self, iterations, scale, updates_ago=0):
         if self._learning_rate is not None:
             return super()._rate_at(iterations, scale, updates_ago)
-        rate = keras.learning_rate(self.keras_optimizer, updates_ago)
+        rate = keras_optimizers.learning_rate(self.keras_optimizer, updates_ago)
         return tf.cast(tf.convert_to_tensor(rate), tf.float32) * scale
 
     def set_learning_rate(self, value):
-        if self._learning_rate is not None or callable(keras.schedule_or_rate(self.keras_optimizer)):
+        if self._learning_rate is not None or callable(keras_optimizers.schedule_or_rate(self.keras_optimizer)):
             super().set_learning_rate(value)
         else:
             self.keras_optimizer.learning_rate = value
 
     def move_to(self, place):
-        if place.use_locking and keras.acts_once_per_step(self.keras_optimizer):
+        if place.use_locking and keras_optimizers.acts_once_per_step(self.keras_optimizer):
             name = type(self.keras_optimizer).__name__
             raise UsageError(
                 f"optimizer {name} has a value of its own that each step multiplies, and workers that share it would "
@@ -74,7 +74,7 @@ class KerasOptimizer(Optimizer):
     def final_average(self):
         if not self.keras_optimizer.use_ema or not self.keras_optimizer.iterations.numpy():
             return None
-        return Shadows(keras.averages(self.keras_optimizer))
+        return Shadows(keras_optimizers.averages(self.keras_optimizer))
 
     @property
     def as_keras(self):
@@ -101,7 +101,7 @@ class KerasOptimizer(Optimizer):
         optimizer, built = self.keras_optimizer, self.built_settings
         settings = {**plain_settings(optimizer), "weight_decay": self.weight_decay}
         changed = [name for name in _ENGINE_OPTIONS if built and settings[name] != built[name]]
-        if changed or (built and id(keras.own_rate(optimizer)) != self._rate_built):
+        if changed or (built and id(keras_optimizers.own_rate(optimizer)) != self._rate_built):
             name = (changed or ["learning_rate, by a schedule,"])[0]
             raise UsageError(f"{name} of Keras optimizer {optimizer.name} can't be set in a run; set it before")
         return settings
@@ -123,7 +123,7 @@ class KerasOptimizer(Optimizer):
                     f"Keras optimizer {optimizer.name} has {option}={value}, which the engine "
                     f"does; leave it out and {fix}"
                 )
-        if keras.is_multi_optimizer(optimizer):
+        if keras_optimizers.is_multi_optimizer(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} is a MultiOptimizer, which can't be trained; use one optimizer, and "
                 "Trainer.learning_rate_multiplier for the weights whose rate differs, or a Trainer with two optimizers"
@@ -133,20 +133,20 @@ class KerasOptimizer(Optimizer):
                 f"Keras optimizer {optimizer.name} scales the loss for float16, which the engine does with "
                 "precision=float16; set that, and give the inner optimizer alone"
             )
-        if method := keras.override_beside_rule(optimizer):
+        if method := keras_optimizers.override_beside_rule(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} overrides {method}, which is never called: the engine itself sums "
                 "gradients across replicas, clips them, decays and averages weights; override update_step"
             )
-        if not keras.belongs_to_current_strategy(optimizer):
+        if not keras_optimizers.belongs_to_current_strategy(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} was made outside the strategy's scope; "
                 "make it in build_optimizer, or pass a function that makes it"
             )
         if not optimizer.built:
-            slots = keras.build_with_slots(optimizer, [target.original for target in targets])
+            slots = keras_optimizers.build_with_slots(optimizer, [target.original for target in targets])
             self._slots_by_id = slots.get  # not a dictionary, which checkpoints would track
-        self.keras_optimizer, self._rate_built = optimizer, id(keras.own_rate(optimizer))
+        self.keras_optimizer, self._rate_built = optimizer, id(keras_optimizers.own_rate(optimizer))
 
     def read_counts(self):
         # Keras has one count for all variables, which a callback may assign, as it resets or restores their slots.
@@ -168,7 +168,7 @@ class KerasOptimizer(Optimizer):
         return self._slots_by_id(id(target.variable), ())
 
     def _decays(self, target):
-        return super()._decays(target) and keras.decays(self.keras_optimizer, target.original)
+        return super()._decays(target) and keras_optimizers.decays(self.keras_optimizer, target.original)
 
     def _update(self, pairs, learning_rate, counts):
         optimizer = self.keras_optimizer
@@ -191,7 +191,9 @@ class KerasOptimizer(Optimizer):
         updates = tf.unstack(counts)
         rates = [(target.multiplied(learning_rate), updates[target.position]) for _, target in pairs]
         try:
-            keras.update(optimizer, gradients, variables, rates, [updates[t.position] for t in self._targets])
+            keras_optimizers.update(
+                optimizer, gradients, variables, rates, [updates[t.position] for t in self._targets]
+            )
         except (AttributeError, IndexError, KeyError) as error:  # a slot that was not made
             if not (changed := self.changed_settings):
                 raise

@@ -35,7 +35,7 @@ class DynamicLossScale(tf.Module):
         self.good_steps = tf.Variable(0, dtype=tf.int64, name="good_steps", **kind)
 
     def expect_sums(self, examples: float) -> None:
-        """Sets the approximate number of examples that losses are sums over: a scale for means would be too high.
+        """Sets the number of examples that losses are sums over on all replicas: a scale for means would be too high.
 
         They are divided by the nearest power of two, which gives a mean's range and loses no bit. Call it on
         the host before a step is traced, with the same number for all replicas, across which a layer may sum gradients.

@@ -24,7 +24,7 @@ from ..arguments import (
     parameters,
     unknown,
 )
-from ..internals import keras, keras_copy
+from ..internals import keras_copy, keras_optimizers
 from ..step.options import RATE_OPTIONS, RULE_OPTIONS, StepOptions
 from . import schedules
 from .base import FusedOptimizer, Optimizer, Rate
@@ -50,6 +50,7 @@ class SGD(FusedOptimizer):
     """Plain gradient descent: variable -= learning_rate * gradient."""
 
     takes_factors_as_rate = True
+    moves_all_rows = False
 
     def __init__(self, learning_rate: Rate = 0.01, **arguments: Any):
         super().__init__(learning_rate, **arguments)
@@ -64,7 +65,7 @@ class SGD(FusedOptimizer):
 class Momentum(FusedOptimizer):
     """Gradient descent with momentum, optionally Nesterov's; Keras's SGD(momentum=...).
 
-    With sparse gradients, the momentum of an untouched row neither decays nor moves it.
+    The momentum of a table's row that is not in use neither decays nor moves it.
     Sutskever et al., http://proceedings.mlr.press/v28/sutskever13.html.
     """
 
@@ -96,7 +97,7 @@ def outer(learning_rate: float = 0.7, momentum: float = 0.9) -> Momentum:
 class Adam(FusedOptimizer):
     """Adam (Kingma & Ba, https://arxiv.org/abs/1412.6980), epsilon outside the bias correction.
 
-    With sparse gradients it is *lazy*: only touched rows are updated, and the moments of the others do not decay. The
+    Of the engine's tables it is *lazy*: only rows in use are updated, and the moments of the others do not decay. The
     bias correction counts all updates, not the row's own.
     """
 
@@ -160,6 +161,7 @@ class Adagrad(FusedOptimizer):
     at initial_accumulator_value + epsilon. Sparse updates equal dense ones.
     """
 
+    moves_all_rows = False
     dense = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
     sparse = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
 
@@ -181,8 +183,8 @@ class Adagrad(FusedOptimizer):
 class RMSprop(FusedOptimizer):
     """RMSprop (Tieleman & Hinton, Coursera 2012, lecture 6e), optionally with momentum and centering.
 
-    With sparse gradients the averages and the momentum of untouched rows do not decay. The sparse kernels exist only
-    for CPUs, so these updates are gathered and scattered.
+    The averages and the momentum of a table's rows that are not in use do not decay. The sparse kernels exist only for
+    CPUs, so these updates are gathered and scattered.
     """
 
     def __init__(
@@ -242,10 +244,11 @@ class Ftrl(FusedOptimizer):
     """FTRL-Proximal (McMahan et al., https://research.google/pubs/pub41159/) with L2 shrinkage.
 
     The rule recomputes a variable from its slots, so a dense update sets a weight whose gradient was always zero to
-    zero; a sparse update leaves an untouched row unchanged. It divides by the learning rate: a schedule must not reach
-    zero.
+    zero; a sparse update, of any variable, leaves such a row unchanged. It divides by the learning rate: a schedule
+    must not reach zero.
     """
 
+    moves_all_rows = False
     dense = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
     sparse = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
 
@@ -395,7 +398,9 @@ def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, option
     }
     changed = [name for name in RATE_OPTIONS if name in options.changed]
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras optimizer may have its own
-    equal = _equal_rates(keras.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
+    equal = (
+        _equal_rates(keras_optimizers.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
+    )
     return equal | {name for name, is_equal in has.items() if is_equal}
 
 

@@ -53,13 +53,13 @@ def _spans(value: Any) -> bool:
     return isinstance(value, dict) and _has_types({}, value, lambda span: _number(span) and abs(span) < _LATEST)
 
 
-def _rows(**columns: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns whether a value is a list of objects, whose values match these columns and a name, or are numbers."""
+def _figures(**types: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns whether a value is a list of objects, whose values match these types and a name, or are numbers."""
 
-    def is_row(row: Any) -> bool:
-        return isinstance(row, dict) and _has_types({"name": _text, **columns}, row, _number)
+    def is_one(value: Any) -> bool:
+        return isinstance(value, dict) and _has_types({"name": _text, **types}, value, _number)
 
-    return lambda value: isinstance(value, list) and all(map(is_row, value))
+    return lambda value: isinstance(value, list) and all(map(is_one, value))
 
 
 def _goodput(value: Any) -> bool:
@@ -78,7 +78,7 @@ class EventKey(NamedTuple):
     description: str
 
 
-_TASKS = _rows(address=_text)
+_TASKS = _figures(address=_text)
 _TASK = EventKey(_text, "the task that it is about; null for the whole run")
 _SPENT = EventKey(_spans, "seconds since the run's first start by cause: [goodput](#goodput)")
 # The keys of each kind. Other keys may have any values.
@@ -124,13 +124,13 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "input_steps_ahead": EventKey(_number, "steps whose examples are ready"),
         "reduce_fraction": EventKey(_number, "the share of workers' steps that waited for other workers"),
         "workers": EventKey(
-            _rows(),
+            _figures(),
             "each worker's `name`, `step_ms`, `own_ms` (without waiting for other workers), `input_wait_ms`, "
             "`reduce_wait_ms`, `gradient_norm` (if computed); with parameter servers `steps` done, `lag` behind the "
             "fastest in steps, and `staleness`, the mean number of others' updates between its pull and its push",
         ),
         "servers": EventKey(
-            _rows(rows=_numbers),
+            _figures(rows=_numbers),
             "each server's `name`, `bytes` of variables and slots, `rows` of each table, and `seconds` of its newest "
             "answer (null if servers are not probed)",
         ),
@@ -139,10 +139,10 @@ SCHEMA: dict[str, dict[str, EventKey]] = {
         "memory_mb": EventKey(_number, "resident memory of the process, MiB"),
     },
     "row": {
-        "epoch": EventKey(_number, "the epoch; a row of `run(...).history` has numbers alone"),
+        "epoch": EventKey(_number, "the epoch; `run(...).history` has this event's numbers as an entry"),
         "seconds": EventKey(_number, "since this process's first step"),
         "examples_per_sec": EventKey(_number, "examples per second, across all replicas"),
-        "train_NAME": EventKey(_number, "mean of a training metric since the last row"),
+        "train_NAME": EventKey(_number, "mean of a training metric since the last entry"),
         "eval_NAME": EventKey(_number, "a metric of the evaluation at this step"),
     },
     "evaluation": {

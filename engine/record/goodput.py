@@ -32,7 +32,7 @@ class Past:
     kind: str = ""
     end: Mapping[str, Any] | None = None
     cause: str | None = None
-    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def replay(self, event: Mapping[str, Any]) -> None:
         """Processes an event, in order."""
@@ -46,7 +46,7 @@ class Past:
         elif kind == "restart":
             self.cause = event.get("cause")
         elif kind == "row":
-            self.rows.append({name: value for name, value in event.items() if name not in ("event", "time")})
+            self.entries.append({name: value for name, value in event.items() if name not in ("event", "time")})
         # Between two restarts no process has reached its first step.
         if kind == "end" or (self.end is None and not kind == self.kind == "restart"):
             self.alive_at = event["time"]

@@ -229,14 +229,14 @@ class Recorder(Hook):
         calls, compiling = (window.seconds, window.steps), window.compiling
         names = status.strategy.worker_names
         pairs = zip(names, window.workers(), strict=False)
-        rows: list[dict[str, Any]] = [{"name": name, **row} for name, row in pairs]
-        waited, waiting = _waits(rows, window) if rows else (window.input.get("input_wait_fraction", 0.0), 0.0)
+        workers: list[dict[str, Any]] = [{"name": name, **worker} for name, worker in pairs]
+        waited, waiting = _waits(workers, window) if workers else (window.input.get("input_wait_fraction", 0.0), 0.0)
         self._goodput.add(elapsed, calls, compiling, waited * window.seconds, waiting * window.seconds, aside)
         if not window.calls:
             return
         step_ms = 1e3 * window.seconds / max(1, window.steps)
         input_ms = step_ms * window.input.get("input_wait_fraction", 0.0)
-        waits = [(row["reduce_wait_ms"], row["step_ms"]) for row in rows if "reduce_wait_ms" in row]
+        waits = [(worker["reduce_wait_ms"], worker["step_ms"]) for worker in workers if "reduce_wait_ms" in worker]
         alone = {"name": names[0], "step_ms": step_ms, "input_wait_ms": input_ms}
         values = dict(
             epoch=status.epochs,
@@ -248,7 +248,7 @@ class Recorder(Hook):
             **window.speeds,
             **window.input,
             reduce_fraction=sum(wait for wait, _ in waits) / max(1e-9, sum(ms for _, ms in waits)) if waits else None,
-            workers=rows or [alone],
+            workers=workers or [alone],
             spent=self._goodput.spent,
             memory_mb=environment.rss_mb(),
         )
@@ -282,7 +282,7 @@ class Recorder(Hook):
         return True
 
 
-def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
+def _waits(workers: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
     """Returns the fractions of the time that workers, on average, waited for input and for each other.
 
     Synchronous workers wait for the slowest; around parameter servers, for those whose updates must come first.
@@ -291,10 +291,10 @@ def _waits(rows: list[dict[str, Any]], window: Totals) -> tuple[float, float]:
         return 0.0, 0.0
 
     def fractions(name: str) -> list[float]:
-        return [1e-3 * row.get(name, 0.0) * row.get("steps", window.steps) / window.seconds for row in rows]
+        return [1e-3 * worker.get(name, 0.0) * worker.get("steps", window.steps) / window.seconds for worker in workers]
 
-    waited, reduce = sum(fractions("input_wait_ms")) / len(rows), fractions("reduce_wait_ms")
-    if "lag" in rows[0]:
-        return waited, max(0.0, 1.0 - sum(fractions("step_ms")) / len(rows))
+    waited, reduce = sum(fractions("input_wait_ms")) / len(workers), fractions("reduce_wait_ms")
+    if "lag" in workers[0]:
+        return waited, max(0.0, 1.0 - sum(fractions("step_ms")) / len(workers))
     # The slowest one's wait is the exchange itself.
-    return waited, sum(reduce) / len(rows) - min(reduce)
+    return waited, sum(reduce) / len(workers) - min(reduce)

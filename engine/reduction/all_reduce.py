@@ -267,12 +267,12 @@ class Reduction(tf.Module):
         values, indices, has_examples = gradient.values, gradient.indices, step_context().has_examples
         if has_examples is not None:
             # Rows of padded examples are removed: optimizers update each row that is listed.
-            rows = tf.where(has_examples, tf.shape(indices)[0], 0)
-            values, indices = values[:rows], indices[:rows]
+            count = tf.where(has_examples, tf.shape(indices)[0], 0)
+            values, indices = values[:count], indices[:count]
         values = zero_without_examples(tf.cast(values, tf.float32))
         if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
             values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
-        values, indices = step_context().mesh.all_replicas.gather_rows([values, indices])
+        values, indices = step_context().mesh.all_replicas.concatenate([values, indices])
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
 

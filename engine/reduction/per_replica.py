@@ -1,4 +1,4 @@
-"""Variables whose value differs by replica, saved as one array with a row for each replica.
+"""Variables whose value differs by replica, saved as one array [replicas, ...].
 
 They are TensorFlow's variables that synchronize on read: the engine's own (read as the first replica's value, changed
 in replica code by raw ops on `handle`), users' that declare it, and the state of Keras's stateful layers.
@@ -62,43 +62,44 @@ def gather(variables: Sequence) -> list[tf.Tensor]:
         with tf.device("CPU:0"):
             return [tf.stack([component.read_value() for component in components(variable)]) for variable in variables]
 
-    def replica_rows():
+    def replica_values():
         context = tf.distribute.get_replica_context()
         return [collectives.all_gather(context, read_local(variable)) for variable in variables]
 
-    rows = compiled_once(lambda: strategy.run(replica_rows))()  # eagerly, TensorFlow would trace each of them
-    return [strategy.experimental_local_results(copies)[0] for copies in rows]
+    values = compiled_once(lambda: strategy.run(replica_values))()  # eagerly, TensorFlow would trace each of them
+    return [strategy.experimental_local_results(copies)[0] for copies in values]
 
 
-def assign_rows(variable: tf.Variable, rows: tf.Tensor) -> None:
-    """Assigns each replica its own row of an array.
+def assign_values(variable: tf.Variable, values: tf.Tensor) -> None:
+    """Assigns each replica its own value of an array [replicas, ...].
 
-    If the number of rows differs from the number of replicas, each replica gets the mean of all, or an equal part if
-    the variable is summed on read. A variable with neither keeps its value, with a warning. No rows count as one row.
+    If their number differs from the number of replicas, each replica gets the mean of all, or an equal part if the
+    variable is summed on read. A variable with neither keeps its value, with a warning. An array without that axis is
+    one value.
     """
     strategy = _strategy(variable)
-    rows = rows[tf.newaxis] if rows.shape.rank == variable.shape.rank else rows
-    same = rows.shape[0] == strategy.num_replicas_in_sync
+    values = values[tf.newaxis] if values.shape.rank == variable.shape.rank else values
+    same = values.shape[0] == strategy.num_replicas_in_sync
     by = variable.aggregation
     is_divisible = by in (tf.VariableAggregation.SUM, tf.VariableAggregation.MEAN) or hasattr(variable, "is_divisible")
     if not (same or is_divisible):
-        logging.warning(_OTHER_REPLICAS, variable_path(variable), rows.shape[0], strategy.num_replicas_in_sync)
+        logging.warning(_OTHER_REPLICAS, variable_path(variable), values.shape[0], strategy.num_replicas_in_sync)
         return
 
-    def row(context: tf.distribute.ValueContext) -> tf.Tensor:
+    def own_value(context: tf.distribute.ValueContext) -> tf.Tensor:
         if same:
-            return rows[context.replica_id_in_sync_group]
+            return values[context.replica_id_in_sync_group]
         if by != tf.VariableAggregation.SUM:
-            return tf.reduce_mean(rows, 0)
-        total, replicas = tf.reduce_sum(rows, 0), context.num_replicas_in_sync
+            return tf.reduce_mean(values, 0)
+        total, replicas = tf.reduce_sum(values, 0), context.num_replicas_in_sync
         if total.dtype.is_floating:
             return total / replicas
         # The first has the remainder, too, so that a sum of integers stays what it was.
         first = tf.cast(context.replica_id_in_sync_group == 0, total.dtype)
         return total // replicas + first * (total % replicas)
 
-    values = strategy.experimental_distribute_values_from_function(row)
-    for component, value in zip(components(variable), strategy.experimental_local_results(values), strict=True):
+    own_values = strategy.experimental_distribute_values_from_function(own_value)
+    for component, value in zip(components(variable), strategy.experimental_local_results(own_values), strict=True):
         component.assign(value)
 
 

@@ -130,8 +130,8 @@ def check_weighed(metrics: dict, batch: Any, trainer: Any) -> dict:
     return metrics
 
 
-def rows(predictions: Any, owner: str) -> Any:
-    """Returns values of examples by name so that `sum_micro_batches` joins the micro-batches' rows.
+def to_slices(predictions: Any, owner: str) -> Any:
+    """Returns values of examples by name so that `sum_micro_batches` joins those of micro-batches.
 
     Args:
       predictions: nests of tensors [examples, ...] by name.
@@ -141,7 +141,7 @@ def rows(predictions: Any, owner: str) -> Any:
       UsageError: they are something else.
     """
 
-    def example_rows(x):
+    def slices(x):
         if x is None:
             raise UsageError(f"{owner} returned None as a value; leave it out, or return a tensor [examples, ...]")
         if isinstance(x, tf.RaggedTensor):  # micro-batches differ in length
@@ -153,23 +153,23 @@ def rows(predictions: Any, owner: str) -> Any:
         kind = f"a {type(predictions).__name__}" if not isinstance(predictions, dict) else "no values"
         raise UsageError(f'{owner} returned {kind}; return tensors [examples, ...] by name, {{"scores": outputs}}')
 
-    return tf.nest.map_structure(example_rows, predictions)
+    return tf.nest.map_structure(slices, predictions)
 
 
-def join_rows(rows: Any) -> Any:
-    """Returns the tensors that `rows` was called with, of all micro-batches."""
-    return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, rows)
+def from_slices(slices: Any) -> Any:
+    """Returns the tensors that `to_slices` was called with, of all micro-batches."""
+    return tf.nest.map_structure(lambda x: x.values if isinstance(x, tf.IndexedSlices) else x, slices)
 
 
 def dense(x: Any, title: str) -> tf.Tensor:
-    """Returns a tensor; ragged rows are padded with zeros to the longest. `title` is for an error: x is none."""
+    """Returns a tensor; ragged examples are padded with zeros to the longest. `title` is for an error: x is none."""
     if isinstance(x, tf.SparseTensor):
         return tf.sparse.to_dense(x)
     try:
         return x.to_tensor() if isinstance(x, tf.RaggedTensor) else tf.convert_to_tensor(x)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{title} is a {type(x).__name__}, which has no row for each example; return tensors [examples, ...], such "
+            f"{title} is a {type(x).__name__}, which has no entry per example; return tensors [examples, ...], such "
             "as its parameters, and make it of these in loss"
         ) from error
 
@@ -188,7 +188,7 @@ def accumulate(compute: Callable, batch: Any, steps: int, parallel: int = 1, loo
       loops: whether `compute` may run in a loop; sums across replicas may not.
 
     Returns:
-      (gradients, metrics) of the whole batch. Slices stay slices: a row occurs once for each micro-batch that has it.
+      (gradients, metrics) of the whole batch. Slices stay slices: an index occurs once per micro-batch that has it.
     """
     sums = functools.partial(sum_micro_batches, compute, count=parallel) if parallel > 1 else compute
     size = _size(batch)
@@ -251,7 +251,7 @@ def _sum_in_loop(micro_batch_sums: Callable, firsts: list, count: tf.Tensor) -> 
     """Sums micro-batches' tensors in a loop; `firsts` are those of the first. Slices are joined."""
 
     def as_arrays(x: tf.IndexedSlices) -> list[tf.TensorArray]:
-        # A loop's variable has one shape, and each micro-batch has another number of rows.
+        # A loop's variable has one shape, and each micro-batch has another number of slices.
         return [
             tf.TensorArray(y.dtype, size=count, infer_shape=False, element_shape=[None, *y.shape[1:]]).write(0, y)
             for y in (x.values, x.indices)
@@ -300,17 +300,17 @@ def _micro_batch(batch, size, i, count):
     even = isinstance(size, int) and isinstance(count, int) and size % count == 0
     length = size // count if even else end - start
 
-    def rows(x):
+    def sliced(x):
         rest = x.shape.rank - 1
         part = tf.slice(x, [start] + [0] * rest, [length] + [-1] * rest)
         part.set_shape([None, *x.shape[1:]])  # lost by a slice of unknown length
         return part
 
-    return tf.nest.map_structure(rows, batch)
+    return tf.nest.map_structure(sliced, batch)
 
 
 def add(terms: Sequence) -> Any:
-    """Returns the sum of tensors; the rows of `tf.IndexedSlices` and ragged tensors are listed one after the other."""
+    """Returns the sum of tensors; entries of `tf.IndexedSlices` and ragged tensors are listed one after the other."""
     if isinstance(terms[0], tf.RaggedTensor):
         return tf.concat(terms, 0)
     if isinstance(terms[0], tf.IndexedSlices):

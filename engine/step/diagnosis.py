@@ -7,7 +7,7 @@ used as numbers. Replica code, except `warn_of_rounded`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from .. import logging
 from ..data.arrays import Mapped
 from ..data.form import named_arrays
 from ..errors import UsageError
-from ..internals.graphs import hidden_by_custom_gradients
-from ..internals.variables import variable_path
-from ..metrics.pairs import Outside, Pair
+from ..internals import keras
+from ..internals.graphs import hidden_by_custom_gradients, sums_over_first_axis
+from ..internals.variables import tf_variable, variable_path
+from ..metrics.pairs import Mean, Outside, Pair
 from .context import step_context
 
 _EXACT = 1 << 24  # up to here float32 represents all whole numbers
@@ -34,6 +35,57 @@ _ROUNDED = (
     "%s: whole numbers up to %s become float32 in the model, which represents them exactly up to %s; subtract an "
     "offset, divide them, or look them up as ids"
 )
+_PENALTIES_TWICE = (
+    "%s: it adds what layers' `losses` have (regularizers, add_loss), which training adds by itself, so they count "
+    "twice; leave them out"
+)
+_PENALTIES_LEFT_OUT = (
+    "%s: the regularizer of %s is not minimized, since the loss that minimize gets has to add it; add "
+    "tf.add_n(self.model.losses) to each example's loss, or make the layer without a regularizer"
+)
+_SUM_OF_EXAMPLES = (
+    "%s: its count is always %g, and its total a sum over the examples of a share of the batch, of which there are %d; "
+    "totals are divided by the sum of all counts, so this is not what one device computes of the whole batch; return "
+    "crankshaft.Mean(sum, number of examples), times global_batch_size if the sum itself is meant"
+)
+
+
+def warn_of_penalties_twice(owner: str, total: tf.Tensor, added: Sequence[tf.Tensor]) -> None:
+    """Warns of a loss that has what training adds to it, of layers' regularizers and `added` losses."""
+    if tf.is_symbolic_tensor(total) and keras.reads_losses(total, added):
+        logging.warning_once(_PENALTIES_TWICE, owner)
+
+
+def warn_of_penalties_left_out(owner: str, total: tf.Tensor, variables: Sequence) -> None:
+    """Warns of a loss without the regularizers of the variables by which it is differentiated."""
+    frozen = step_context().frozen
+    updated = [variable for variable in variables if id(tf_variable(variable)) not in frozen]
+    regularized = [variable for variable in updated if getattr(variable, "regularizer", None) is not None]
+    if regularized and tf.is_symbolic_tensor(total) and not keras.reads_losses(total):
+        logging.warning_once(_PENALTIES_LEFT_OUT, owner, variable_path(regularized[0]))
+
+
+def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: int) -> None:
+    """Warns of a loss that sums over examples, of which its count is independent, if a batch has several shares.
+
+    Args:
+      pairs: of this replica's batch or micro-batch; only a `Mean` is looked at.
+      micro_batches: the number of each replica's.
+    """
+    shares = step_context().mesh.data.size * micro_batches
+    means = [pair for pair in pairs if isinstance(pair, Mean) and tf.is_symbolic_tensor(pair.total)]
+    for total, count in means if shares > 1 else ():
+        examples = [x for x in tf.nest.flatten(batch, expand_composites=True) if getattr(x, "graph", 0) is total.graph]
+        if (known := tf.get_static_value(count)) is None or not known:
+            continue
+        for summed, divisor in sums_over_first_axis(total, examples, float(known)):
+            length, inner = summed.shape[0], summed.shape[1:]
+            is_batch = length in (examples[0].shape[0], None)
+            counts = np.cumprod([length, *inner]) if length and inner.is_fully_defined() else [length]
+            # A multiple counts several things per example. Divided by the global batch, shares add up to too little.
+            is_count = divisor in counts or (length and divisor % length == 0 and divisor != length * shares)
+            if is_batch and not is_count:
+                logging.warning_once(_SUM_OF_EXAMPLES, owner, float(known), shares)
 
 
 def casts_text(graph: tf.Graph, first: int = 0) -> bool:

@@ -19,17 +19,17 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Gathers a value of each example from all replicas, for a loss that compares each example with all others.
 
     A replica's loss is the `mean` of one value for each of its own examples, compared with all replicas' examples. The
-    gradient is that of the whole loss: each row's gradients from all replicas' losses are summed on its own replica. So
-    results equal one device's, also for uneven batches: a replica without examples adds no row. If replicas update by
-    themselves (local SGD, servers), the rows are its own. Gathering may not be in a loop or condition, so it can't be
+    gradient is that of the whole loss: an example's gradients from all replicas' losses are summed on its own replica.
+    So results equal one device's, also for uneven batches: a replica without examples adds none. If replicas update by
+    themselves (local SGD, servers), the examples are its own. It may not be in a loop or condition, so it can't be
     combined with micro-batches, which would also compare each example with fewer.
 
     Args:
       trainer: the trainer that calls it.
-      values: [n, ...], a row for each of the replica's n examples, of any dtype; text is sent as its bytes.
+      values: [n, ...], of the replica's n examples, of any dtype; text is sent as its bytes.
 
     Returns:
-      ([N, ...], first): the rows of all N examples of the global batch, in the same order on each replica, and the
+      ([N, ...], first): the values of all N examples of the global batch, in the same order on each replica, and the
       scalar int32 index of this replica's first one.
 
     Raises:
@@ -54,11 +54,11 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     if values.dtype == tf.string:
         return _gather_text(trainer, values)
     if values.dtype not in _SENT:
-        rows, first = gather(trainer, tf.cast(values, tf.float32 if values.dtype.is_floating else tf.int64))
-        return tf.cast(rows, values.dtype), first
+        sent, first = gather(trainer, tf.cast(values, tf.float32 if values.dtype.is_floating else tf.int64))
+        return tf.cast(sent, values.dtype), first
     has_examples = step.has_examples
-    rows = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
-    counts = step.mesh.data.all_gather(rows)
+    count = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
+    counts = step.mesh.data.all_gather(count)
     first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
     examples = tf.nest.flatten(step.batch)[0].shape[0] if step.batch_size else None
     whole = step.batch_size if examples and values.shape[0] == examples else None
@@ -67,10 +67,10 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     def gathered(values):
         def backward(upstream):
             upstream = upstream if has_examples is None else tf.where(has_examples, upstream, tf.zeros_like(upstream))
-            gradient = step.mesh.data.all_reduce(upstream)[first : first + rows]
-            return tf.pad(gradient, [[0, tf.shape(values)[0] - rows], *[[0, 0]] * (values.shape.rank - 1)])
+            gradient = step.mesh.data.all_reduce(upstream)[first : first + count]
+            return tf.pad(gradient, [[0, tf.shape(values)[0] - count], *[[0, 0]] * (values.shape.rank - 1)])
 
-        everywhere = step.mesh.data.gather_rows([values[:rows]])[0]
+        everywhere = step.mesh.data.concatenate([values[:count]])[0]
         return tf.ensure_shape(everywhere, [whole, *values.shape[1:]]), backward
 
     # A replica without examples computes a padded one that counts in nothing; its number must be valid.
@@ -84,9 +84,9 @@ def _gather_text(trainer: Any, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     longest_here = tf.reduce_max(tf.pad(tf.reshape(lengths, [-1]), [[0, 1]]))
     longest = tf.reduce_max(step_context().mesh.data.all_gather(longest_here))
     numbers = tf.cast(tf.io.decode_raw(texts, tf.uint8, fixed_length=tf.maximum(longest, 1)), tf.int32)
-    rows, first = gather(trainer, tf.concat([lengths[..., tf.newaxis], numbers], -1))
-    octets = tf.gather(tf.constant([bytes([number]) for number in range(256)]), rows[..., 1:])
-    return tf.strings.substr(tf.strings.reduce_join(octets, -1), tf.zeros_like(rows[..., 0]), rows[..., 0]), first
+    sent, first = gather(trainer, tf.concat([lengths[..., tf.newaxis], numbers], -1))
+    octets = tf.gather(tf.constant([bytes([number]) for number in range(256)]), sent[..., 1:])
+    return tf.strings.substr(tf.strings.reduce_join(octets, -1), tf.zeros_like(sent[..., 0]), sent[..., 0]), first
 
 
 def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -101,8 +101,8 @@ def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
         shapes = [tf.shape(x)[1:] if None in x.shape[1:] else x.shape[1:] for x in cast]
         sizes = [tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape) for shape in shapes]
         flat = [tf.reshape(x, [tf.shape(x)[0], size]) for x, size in zip(cast, sizes, strict=True)]
-        rows, _ = gather(trainer, tf.concat(flat, 1))
-        columns = tf.split(rows, sizes, axis=1, num=len(sizes))
+        gathered, _ = gather(trainer, tf.concat(flat, 1))
+        columns = tf.split(gathered, sizes, axis=1, num=len(sizes))
         for index, shape, column in zip(indices, shapes, columns, strict=True):
             whole = tf.reshape(column, tf.concat([tf.shape(column)[:1], shape], 0))
             known = [column.shape[0], *tensors[index].shape[1:]]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals import keras
+from ..internals import keras_scopes
 from ..internals.variables import assign_local, table_identity, tf_variable, variable_path
 from ..metrics.means import as_losses, as_pair, is_loss
 from ..metrics.pairs import Mean, SumOfMeans
@@ -278,7 +278,7 @@ def minimize(
       >>> def train_step(self, batch):  # in a Trainer with two models
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
-    owner = f"{type(trainer).__name__}.train_step"
+    owner, micro_batches = f"{type(trainer).__name__}.train_step", trainer.run_context.options.micro_batches
     for name, optimizer in optimizers.items():
         if not hasattr(optimizer, "trainable"):
             raise UsageError(
@@ -293,12 +293,16 @@ def minimize(
             for metric, pair in ((name, means.pop("loss")), *means.items()):
                 if metric in pairs:
                     raise UsageError(f"{owner}: two metrics have the name {metric!r}; give each its own")
-                pairs[metric] = pair
+                pairs[metric] = as_pair(pair, f"{owner}: {metric!r}")
+                if name in optimizers:
+                    diagnosis.warn_of_sums(f"{owner}: {metric!r}", [pairs[metric]], micro_batch, micro_batches)
         if missing := [name for name in optimizers if name not in pairs]:
             raise UsageError(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
-        return BatchLosses([as_pair(pairs[name], f"{owner}: {name!r}") for name in optimizers], lambda: pairs)
+        for name, optimizer in optimizers.items():
+            diagnosis.warn_of_penalties_left_out(f"{owner}: {name!r}", pairs[name].total, optimizer.trainable)
+        return BatchLosses([pairs[name] for name in optimizers], lambda: pairs)
 
     variables = [optimizer.trainable for optimizer in optimizers.values()]
     gradients, metrics = differentiate(trainer, batch, compute, variables)
@@ -345,7 +349,7 @@ def differentiate(
       replace, see `_assign_next_values`.
     """
     options, reduction, frozen = trainer.run_context.options, trainer.reduction, step_context().frozen
-    is_whole, alone = options.accumulate_steps == options.parallel_micro_batches == 1, reduction.alone()
+    is_whole, alone = options.micro_batches == 1, reduction.alone()
     updated = [[variable for variable in group if id(tf_variable(variable)) not in frozen] for group in variables]
     has_frozen = sum(map(len, updated)) < sum(map(len, variables))
 
@@ -358,45 +362,43 @@ def differentiate(
                 persistent=not is_whole or len(variables) > 1,
                 watch_accessed_variables=not has_frozen,
             ) as tape,
-            keras.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
+            keras_scopes.computing_with(context.values, [v for group in updated for v in group], tape) as sources,
         ):
             if has_frozen:  # so that frozen first layers are not recorded
                 tape.watch(list(map(tf_variable, sources)))
             with diagnosis.numbers_out_of_range() as outside:
                 pairs, metrics, _ = losses(batch)
-            totals: list[list[tf.Tensor]] = []  # the scalars whose gradients each loss needs, scaled within the tape
+            # The scalars whose gradients each loss needs, scaled within the tape, and what their gradients lack.
+            totals: list[list[tuple[tf.Tensor, tuple]]] = []
             for number, pair in enumerate(pairs):
                 if isinstance(pair, SumOfMeans) and is_whole:
                     # The counts of the global batch are known before the backward pass: one mean, of the same gradient.
                     ratios = _count_ratios(_counts(pair), reduction)
                     pairs[number] = pair = Mean(tf.reduce_sum(pair.total[:, 0] * ratios), pair.count)
-                if isinstance(pair, SumOfMeans):
-                    totals.append(tf.unstack(context.scaled(pair.total[:, 0])))
-                    continue
-                total = context.scaled(pair.total)
-                # Without a sum across replicas the mean can be taken before the backward pass, where it is one division
-                # (`Gradients`).
-                totals.append([tf.math.divide_no_nan(total, tf.cast(pair.count, total.dtype)) if alone else total])
+                is_mean = alone and not isinstance(pair, SumOfMeans)
+                terms = [pair] if isinstance(pair, Mean) else [Mean(*tf.unstack(x)) for x in tf.unstack(pair.total)]
+                totals.append(
+                    [_in_range(total, count, batch, is_mean, options.micro_batches) for total, count in terms]
+                )
         gradients: list = []
         rest = iter(sources)
         for pair, pair_totals, group in zip(pairs, totals, variables, strict=True):
             given = [None if id(tf_variable(variable)) in frozen else next(rest) for variable in group]
             watched = [source for source in given if source is not None]
-            diagnosis.check_gradients_pass(pair_totals, group, given)
+            diagnosis.check_gradients_pass([total for total, _ in pair_totals], group, given)
             columns = []
-            for total in pair_totals:
+            for total, factors in pair_totals:
                 found = tape.gradient(total, watched)
                 for gradient, source in zip(found, watched, strict=True):
                     if isinstance(gradient, tf.Tensor):  # of batches of any length, its shape may be unknown
                         gradient.set_shape(source.shape)
                 ordered = iter(found)
-                columns.append([None if source is None else next(ordered) for source in given])
-            check_reached([gradient for column in columns for gradient in column], type(trainer).__name__)
+                columns.append(Gradients([None if source is None else next(ordered) for source in given], factors))
+            check_reached([gradient for column in columns for gradient in column.values], type(trainer).__name__)
             if isinstance(pair, SumOfMeans):
-                gradients.append(_MeansLoss(columns, _counts(pair)))
+                gradients.append(_MeansLoss([list(column) for column in columns], _counts(pair)))
             else:
-                summed = Gradients(columns[0], (pair.count,) if alone else ())
-                gradients.append(summed if is_whole else list(summed))
+                gradients.append(columns[0] if is_whole else list(columns[0]))
         return gradients, {**without_details(metrics()), **outside}
 
     step_context().applied.mark("compute_gradients")
@@ -417,6 +419,34 @@ def differentiate(
     if any(getattr(variable, "overwrite_with_gradient", False) for group in variables for variable in group):
         summed = [_assign_next_values(group, total, is_whole) for group, total in zip(variables, summed, strict=True)]
     return summed, metrics
+
+
+def _in_range(
+    total: tf.Tensor, count: tf.Tensor, batch: Any, is_mean: bool, micro_batches: int
+) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
+    """Scales a loss's total for the backward pass; returns it, and the factors that its gradients then lack.
+
+    With a loss scale, which replicas have for a mean over the global batch's examples, each value on the way is as in
+    the backward pass of the mean over all that the global batch counts, so that float16 overflows in the same steps on
+    any number of replicas and in micro-batches. What is divided by for it is a power of two, which loses no bit.
+
+    Args:
+      count: what the loss counts in this micro-batch, such as tokens.
+      is_mean: whether to take the mean here, where it is one division (`Gradients`): nothing is summed across replicas.
+      micro_batches: the number of this replica's.
+    """
+    factors, scaled = [count] if is_mean else [], step_context().scaled(total)
+    if is_mean:
+        scaled = tf.math.divide_no_nan(scaled, tf.cast(count, scaled.dtype))
+    if step_context().start_values.loss_scale is not None:
+        rest = (
+            tf.constant(float(micro_batches)) if is_mean else tf.cast(count, tf.float32) / batches.num_examples(batch)
+        )
+        # Of a number that is sqrt(2) times as large, without the fraction of the mantissa; 1 for nothing.
+        exponent = tf.bitwise.bitwise_and(tf.bitcast(rest * 2**0.5, tf.int32), 0x7F800000)
+        power = tf.where(rest > 0, tf.bitcast(exponent, tf.float32), 1.0)
+        factors, scaled = [*factors, power], scaled / tf.cast(power, scaled.dtype)
+    return scaled, tuple(factors)
 
 
 def _assign_next_values(variables: Sequence, gradients: Gradients, is_whole: bool) -> Gradients:

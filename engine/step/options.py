@@ -106,6 +106,11 @@ class StepOptions:
         return {name: value for name, value in vars(self).items() if value != defaults[name]}
 
     @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches of a replica's batch."""
+        return self.accumulate_steps * self.parallel_micro_batches
+
+    @property
     def may_skip(self) -> bool:
         """Whether a step whose gradients are not finite is skipped: float16's overflow now and then."""
         return self.precision == "float16" or self.on_nonfinite == "skip"
@@ -147,7 +152,9 @@ class RunContext:
         `load_initial(path, model)`, the path being that of the trainer's attribute.
       reports_loss: whether its step has to return a loss.
       saved_places: the places of variables that checkpoints have, for messages.
+      replica_batch_size: the number of examples of a step on each replica.
       eval_example: as `example`, of the evaluation data; None if there is none.
+      eval_replica_batch_size: as `replica_batch_size`, of an evaluation.
     """
 
     options: StepOptions = StepOptions()
@@ -160,7 +167,9 @@ class RunContext:
     load_initial: Callable[[str, Any], None] = lambda path, model: None
     reports_loss: bool = True
     saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
+    replica_batch_size: int = 1
     eval_example: Any = None
+    eval_replica_batch_size: int = 1
 
     @property
     def only_predicts(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..internals import graphs, keras
+from ..internals import graphs, keras_scopes
 from .context import step_context
 
 
@@ -36,8 +36,8 @@ def recomputed(layer: tf.keras.layers.Layer, *inputs: Any, **arguments: Any) -> 
         return layer(*inputs, **arguments)
     context.applied.mark("recomputed")
     flat = tf.nest.flatten(inputs)
-    trained = keras.values(layer.trainable_variables)
-    fixed = keras.values(layer.non_trainable_variables)
+    trained = keras_scopes.values(layer.trainable_variables)
+    fixed = keras_scopes.values(layer.non_trainable_variables)
     first, as_before = _Call(layer, inputs, arguments, fixed), context.copy()
 
     @tf.custom_gradient
@@ -94,7 +94,7 @@ class _Call:
         trained_pairs = zip(layer.trainable_variables, trained, strict=True)
         values = [*trained_pairs, *zip(layer.non_trainable_variables, self._fixed, strict=True)]
         inputs = tf.nest.pack_sequence_as(self._inputs, flat)
-        with keras.Scope(values) as scope:
+        with keras_scopes.Scope(values) as scope:
             self.structure = layer(*inputs, **self._arguments)
         if scope.losses:
             raise UsageError(

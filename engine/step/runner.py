@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ..data import form
 from ..errors import UsageError
-from ..internals import graphs, keras
+from ..internals import graphs, keras, keras_scopes
 from ..internals.patches import undivided_losses
 from ..internals.tensorflow import (
     TemporaryVariable,
@@ -102,15 +102,15 @@ class StepRunner:
         batch_number: tf.Tensor,
         state: Any,
         compute: Callable | None,
-        returns_rows: bool,
+        predicts: bool,
         start_values: StartValues | None = None,
         batch_size: int | None = None,
     ) -> dict | tuple[dict, Any]:
         """Runs `Trainer.eval_step`, or `compute`, on this replica's local batch, which may have no examples.
 
         Returns:
-          The metrics; with `returns_rows` (metrics, each example's outputs): the predictions for `compute_metrics`, or
-            `compute(features)`. Of replicas with the same examples, only the first one's have rows.
+          The metrics; with `predicts` (metrics, each example's outputs): the predictions for `compute_metrics`, or
+            `compute(features)`. Of replicas with the same examples, only the first returns some.
 
         Raises:
           UsageError: the step returns no predictions, and they are asked for.
@@ -120,19 +120,20 @@ class StepRunner:
         with self._context(step, has_examples, None, batch_number, start_values) as context:
             context.batch, context.batch_size = batch, batch_size
             context.seed_layers(assigns=not context.start_values.replaces_variables)
-            with keras.computing_with(context.values):
+            with keras_scopes.computing_with(context.values):
                 result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)
-                metrics, rows = result if type(result) is tuple and len(result) == 2 else (result, None)
+                metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
                 counted = self._counts(has_examples)
                 metrics = zero_unless(counted, check_weighed(metrics, batch, self._trainer))
-                if returns_rows and not compute and (not isinstance(rows, dict) or not rows):
+                if predicts and not compute and (not isinstance(predictions, dict) or not predictions):
                     raise UsageError(
                         f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "
                         "predictions), the latter tensors [examples, ...] by name"
                     )
-                if returns_rows:
-                    rows = _rows(rows, batch, counted, "predict" if compute else f"{owner}.predictions")
-        return (metrics, rows) if returns_rows else metrics
+                if predicts:
+                    title = "predict" if compute else f"{owner}.predictions"
+                    predictions = _checked_predictions(predictions, batch, counted, title)
+        return (metrics, predictions) if predicts else metrics
 
     def _state_restorer(self, has_examples: tf.Tensor | None) -> Callable[[dict], None]:
         """Reads the state that layers assign; returns a function of a step's metrics that restores it if needed.
@@ -217,7 +218,7 @@ class StepRunner:
             applied=self.applied,
             counts_ids=self._counts_ids,
         )
-        seeds = keras.unseeded_samples(lambda: step_context().keras_seed())
+        seeds = keras_scopes.unseeded_samples(lambda: step_context().keras_seed())
         # What the step keeps in attributes until replicas have exchanged values is this replica's afterwards, too.
         owners = [self._trainer, *keras.all_layers_in(self._inventory.layers.values())]
         exchanges = around_exchanges(lambda: keeping_tensors(owners))
@@ -227,23 +228,23 @@ class StepRunner:
             yield context
 
 
-def _rows(outputs: Any, batch: Any, counted: tf.Tensor | None, owner: str) -> Any:
-    """Returns outputs of a batch, checked to have a row for each example; no rows if they don't count."""
+def _checked_predictions(outputs: Any, batch: Any, counted: tf.Tensor | None, owner: str) -> Any:
+    """Returns outputs of a batch, checked to have an entry for each example; none if they don't count."""
     examples = tf.shape(tf.nest.flatten(batch)[0])[0]
 
-    def example_rows(path, x):
+    def checked(path, x):
         name = " ".join(["output", *([".".join(map(str, path))] if path else [])])
         x = dense(x, f"{owner}: {name}")
         if x.shape.rank == 0:
             raise UsageError(
                 f"{owner}: {name} is one number, of no example; leave it out, or give each example one, tf.fill"
             )
-        check = tf.debugging.assert_equal(tf.shape(x)[0], examples, f"{owner}: {name} has not one row per example")
+        check = tf.debugging.assert_equal(tf.shape(x)[0], examples, f"{owner}: {name} has not one entry per example")
         with tf.control_dependencies([check]):
             return tf.identity(x) if counted is None else x[: tf.where(counted, examples, 0)]
 
     named = tf.keras.tree.flatten_with_path(outputs)
-    return tf.keras.tree.pack_sequence_as(outputs, [example_rows(path, x) for path, x in named])
+    return tf.keras.tree.pack_sequence_as(outputs, [checked(path, x) for path, x in named])
 
 
 def _restore_unless(variable: tf.Variable, value: tf.Tensor, counts: Sequence[tf.Tensor]) -> None:

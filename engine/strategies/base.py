@@ -25,7 +25,7 @@ from ..errors import UsageError, free_frames
 from ..machine.threads import TRACING
 from ..mesh.layout import Mesh
 from ..metrics.predictions import in_order
-from ..metrics.sums import RowSpec, Sums
+from ..metrics.sums import Sums, SumSpec
 from ..state import TrainState
 from ..trainer import Trainer, computes_metrics
 from .loop_result import LoopResult
@@ -149,7 +149,7 @@ class Strategy(Processes, abc.ABC):
       parallel_micro_batches: number of micro-batches of a replica's batch that are computed in parallel, a thread each.
       num_servers: number of parameter servers that hold the variables.
       updates_here: whether the devices that compute gradients also apply them.
-      returns_rows: whether its programs can return outputs of each example, for `compute_metrics` and predictions.
+      predicts: whether its programs can return outputs of each example, for `compute_metrics` and predictions.
       trains_in_place: whether it can train variables created outside its scope, as one device can.
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
@@ -162,7 +162,7 @@ class Strategy(Processes, abc.ABC):
     parallel_micro_batches: int = 1
     num_servers: int = 1
     updates_here: bool = True
-    returns_rows: bool = False
+    predicts: bool = False
     trains_in_place: bool = False
     computing_tasks: Sequence[str] = ()
     state: TrainState
@@ -215,7 +215,7 @@ class Strategy(Processes, abc.ABC):
           eval_feed: the evaluation data's; of several sets by name.
         """
         if eval_feed and computes_metrics(state.trainer):
-            self._check_rows(type(state.trainer))
+            self._check_predictions(type(state.trainer))
         self.state, self._external = state, {}
         state.input.set_feed(train_feed, self)
         self.training = train_feed and self.program("train", train_feed, bool(state.jit))
@@ -227,13 +227,13 @@ class Strategy(Processes, abc.ABC):
         """The program of the run's own evaluation, of several sets the first's; None without evaluation data."""
         return next(iter(self.evaluations.values()), None)
 
-    def traced_evaluations(self) -> list[RowSpec]:
+    def traced_evaluations(self) -> list[SumSpec]:
         """Traces the run's own evaluations, and describes their metrics; of several sets as NAME/METRIC."""
         specs = ((name, spec) for name, program in self.evaluations.items() for spec in program.trace())
         return [spec._replace(name=f"{name}/{spec.name}" if name else spec.name) for name, spec in specs]
 
-    def _check_rows(self, trainer: type[Trainer]) -> None:
-        if not self.returns_rows:
+    def _check_predictions(self, trainer: type[Trainer]) -> None:
+        if not self.predicts:
             raise UsageError(
                 f"{trainer.__name__}.compute_metrics: strategy={self.name} returns no outputs of single examples; "
                 "leave it out, or use another strategy"
@@ -296,7 +296,7 @@ class Strategy(Processes, abc.ABC):
                 f"workers give {', '.join(map(str, sorted(counts)))} examples of their own (auto_shard_policy=off); "
                 "give as many on each, or steps, for which a dataset is read again"
             )
-        program.returns_own_rows = is_own and isinstance(step, Prediction)
+        program.returns_own_predictions = is_own and isinstance(step, Prediction)
         return program
 
     def external_feed(self) -> ExternalFeed:
@@ -326,7 +326,7 @@ class Strategy(Processes, abc.ABC):
         program: Program | None = None,
         between: Callable[[int, int, Sums], int | None] = lambda *_: None,
         batches: int | None = None,
-        keep: Callable[[Any], None] = lambda rows: None,
+        keep: Callable[[Any], None] = lambda predictions: None,
         ends: Callable[[], str | None] = lambda: None,
     ) -> Sums:
         """Sums the metrics over an evaluation set, each example once. Every training process must call it.
@@ -338,7 +338,7 @@ class Strategy(Processes, abc.ABC):
           between: called before each call of the compiled loop, and after the last, with the numbers of batches done
             and in all, and the sums so far; returns the most batches of the next call, or None for all.
           batches: how many of the first batches to evaluate; None is all.
-          keep: receives the rows, if the program returns any, in the examples' order, in every process, several times:
+          keep: receives predictions, if the program makes any, in the examples' order, in every process, several times:
             a nest of arrays [n, ...] of the next n examples.
           ends: returns why this process wants to end the run, or None. It is called before each call of the loop.
 
@@ -352,17 +352,17 @@ class Strategy(Processes, abc.ABC):
         if total and program.step % epoch:  # the previous one was of some batches, or an error interrupted it
             program.restart()
         while done < total:
-            # Processes exchange the rows of several calls at once, after the same number of batches on each.
-            collected_at, rows = int(min(total, done + program.steps_per_collection)), list[Sequence[Any]]()
+            # Processes exchange the predictions of several calls at once, after the same number of batches on each.
+            collected_at, pieces = int(min(total, done + program.steps_per_collection)), list[Sequence[Any]]()
             while done < collected_at:
                 most = min(collected_at - done, between(done, total, sums) or total)
                 result = self._run_briefly(program, most, ends())
                 sums.add(result.sums)
-                rows += result.rows
+                pieces += result.predictions
                 done += result.steps
-            if rows:
-                is_shared = self.num_hosts > 1 and not program.returns_own_rows
-                columns = in_order(rows, self.exchange_bytes if is_shared else None)
+            if pieces:
+                is_shared = self.num_hosts > 1 and not program.returns_own_predictions
+                columns = in_order(pieces, self.exchange_bytes if is_shared else None)
                 keep(tf.nest.pack_sequence_as(program.prediction_specs, columns))
         between(done, total, sums)
         if self.num_hosts > 1:
@@ -373,11 +373,11 @@ class Strategy(Processes, abc.ABC):
         """Runs some steps of an evaluation, unless a process has a reason to end the run; waits for them."""
         pace, workers = program.evaluation_pace, len(self.worker_names) // self.num_hosts
         # The pace and whether to end are one number, since each exchange is a collective of its own.
-        rows = self.exchange(2 * workers * pace.steps + bool(reason))
-        if any(row % 2 for row in rows):
+        answers = self.exchange(2 * workers * pace.steps + bool(reason))
+        if any(answer % 2 for answer in answers):
             raise Interrupted(reason)
         began = time.perf_counter()
-        result = self.run(program, min(most, rows[0] // 2))  # the chief's clock sets the pace
+        result = self.run(program, min(most, answers[0] // 2))  # the chief's clock sets the pace
         result.sums.read()
         if not result.compiles:  # its time says nothing of the next call's
             pace.fit(result.steps / workers, time.perf_counter() - began)

@@ -78,7 +78,7 @@ _SUMMARY_OF_ONE = (
     "tf.summary in a step writes what one of %d replicas computes, of its own examples; for the whole batch, return a "
     "metric, such as crankshaft.mean of a value for each example, which a run writes with its own"
 )
-_ADD_ROWS = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
+_ADD_ENTRIES = "assign_add(tf.scatter_nd(indices, updates - tf.gather_nd(variable, indices), variable.shape))"
 _SUMS_IN_16_BITS = "on CPUs these accumulate 16-bit values in 16 bits, which loses digits: %s; cast to float32 before"
 
 
@@ -165,7 +165,7 @@ class StepChecks:
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
         state.trainer.inventory.captured.note_trace(lambda: graphs.dimensions(graph), len(contexts))
         options, shards = state.trainer.run_context.options, self._replicas // contexts[0].mesh.model.size
-        has_parts = max(shards, options.accumulate_steps, options.parallel_micro_batches) > 1 and not replicates_batch
+        has_parts = max(shards, options.micro_batches) > 1 and not replicates_batch
         warns = has_parts and "gather" not in self._runner.applied.names
         check_losses(contexts, type(state.trainer).__name__, warns)
         if not self._trains:
@@ -472,12 +472,12 @@ def updates_explained(replicas: int) -> Iterator[None]:
         if not (refused := not_implemented(error)):
             raise
         variable, method = refused
-        rows = f"; for rows of a replica's own examples, make it with aggregation='sum', and {_ADD_ROWS}"
+        fix = f"; for entries of a replica's own examples, make it with aggregation='sum', and {_ADD_ENTRIES}"
         if per_replica.differs(variable):  # which is never summed in a step
-            rows = ""
+            fix = ""
         raise UsageError(
             f"{described(variable)}: {method} works on one device only, and there are {replicas} replicas; assign the "
-            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{rows}"
+            f"whole value, by assign(tf.tensor_scatter_nd_update(variable, indices, updates)) or similar{fix}"
         ) from error
 
 
@@ -573,9 +573,15 @@ def check_aggregated(
         if by == SUM and not all(assignments.only_add(copy.handle) for copy in per_replica.components(variable)):
             raise UsageError(
                 f"{described(variable)}: its aggregation is the sum of what replicas "
-                "add, and the step assigns it something other than itself plus something; use assign_add (for rows of "
-                f"the replica's own examples {_ADD_ROWS}), or sum the batch's share by "
+                "add, and the step assigns it something other than itself plus something; use assign_add (for entries "
+                f"of the replica's own examples {_ADD_ENTRIES}), or sum the batch's share by "
                 "tf.distribute.get_replica_context().all_reduce('sum', ...) and leave the aggregation out"
+            )
+        if by == SUM and any(assignments.exchanged(copy.handle) for copy in per_replica.components(variable)):
+            raise UsageError(
+                f"{described(variable)}: its aggregation is the sum of what replicas add, and the step adds a value "
+                f"that it has of all {replicas} already, as by all_reduce or in merge_call: it would be added "
+                f"{replicas} times; leave the aggregation out"
             )
 
 

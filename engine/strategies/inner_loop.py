@@ -32,7 +32,7 @@ from ..internals.tensorflow import (
     tracing_for_xla,
 )
 from ..machine.threads import TRACING
-from ..metrics.sums import LoopSums, RowSpec, row_specs, stack, total_rows
+from ..metrics.sums import LoopSums, SumSpec, num_sums, stack, sum_specs
 from ..state import TrainState
 from .arrivals import Arrivals
 from .checks import StepChecks
@@ -72,12 +72,12 @@ class StepTrace:
 
     Attributes:
       replicates_batch: whether each replica computes the whole batch.
-      metric_specs: the rows of metrics that a call returns; [] before the trace.
+      metric_specs: the sums of metrics that a call returns; [] before the trace.
       graph: the step's graph; None before the trace.
     """
 
     replicates_batch: bool = False
-    metric_specs: list[RowSpec] = dataclasses.field(default_factory=list)
+    metric_specs: list[SumSpec] = dataclasses.field(default_factory=list)
     prediction_specs: Any = ()
     graph: Any = None
 
@@ -160,7 +160,7 @@ class InnerLoop(Program):
       pace: the number of steps per call; None takes as many as possible.
       jit: compile the whole loop as one XLA program (one replica), or leave it to TensorFlow's executor.
       syncs: synchronize replicas that train independently; None if they are always synchronized.
-      returns_rows: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
+      predicts: steps return (metrics, nest of tensors [examples, ...]), and calls return the latter, too.
       batch_shards: number of shards of a batch: one per replica, or per group that computes the same examples.
       arrivals: counts the steps whose data has arrived; None creates one if the feed may wait in the loop.
       checks: traces the step, and checks it; None for those of any step.
@@ -181,7 +181,7 @@ class InnerLoop(Program):
         pace: Pace | None = None,
         jit: bool = False,
         syncs: Syncs | None = None,
-        returns_rows: bool = False,
+        predicts: bool = False,
         batch_shards: int = 1,
         arrivals: Arrivals | None = None,
         checks: StepChecks | None = None,
@@ -196,7 +196,7 @@ class InnerLoop(Program):
         self._sums_dtype = tf.float32 if is_tpu else tf.float64  # which TPUs lack
         # Only an evaluation's area under the curve is exact; training adds up histograms.
         self._keeps_scores = state is None and not is_tpu
-        self._returns_rows, self._is_eager = returns_rows, run_eagerly
+        self._predicts, self._is_eager = predicts, run_eagerly
         # Several steps in an iteration gain nothing with several replicas or in XLA's programs (also TPUs'), nor if
         # steps may wait in the loop, since the wait could not be distinguished from the steps beside it.
         is_plain = not (jit or is_tpu or syncs or self._arrivals)
@@ -206,8 +206,8 @@ class InnerLoop(Program):
         self._counter_device = "CPU:0" if self._counts_on_host else ""
         replicas = strategy.extended.worker_devices
         self._sums_devices = [device if self._counts_on_host else "" for device in replicas]
-        self._rows_device = "CPU:0" if returns_rows else ""
-        self._trace = StepTrace(prediction_specs=None if returns_rows else ())  # the newest
+        self._predictions_device = "CPU:0" if predicts else ""
+        self._trace = StepTrace(prediction_specs=None if predicts else ())  # the newest
         self._traced_input: tuple[int, int, CallInput] | None = None  # with its step and limit
         self.programs = Programs()
 
@@ -219,7 +219,7 @@ class InnerLoop(Program):
           due: the step after which metrics are read, if known.
         """
         before = time.perf_counter()
-        limit = int(min(limit, self.steps_per_call)) if self._returns_rows else limit
+        limit = int(min(limit, self.steps_per_call)) if self._predicts else limit
         call_input = self._call_input(step, limit)
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
@@ -266,8 +266,8 @@ class InnerLoop(Program):
             raise NotCompilableError(f"XLA can't compile {op}; use jit=auto or off ({reason(error)})") from error
 
     def _result(self, tensors: tuple, steps: int, input_seconds: float) -> LoopResult:
-        sums, rows = tensors
-        return LoopResult(LoopSums(self.metric_specs, sums), steps, input_seconds, rows=rows)
+        sums, predictions = tensors
+        return LoopResult(LoopSums(self.metric_specs, sums), steps, input_seconds, predictions=predictions)
 
     def _compiled_loop(self, step: int, arguments: tuple) -> tuple[Callable, bool]:
         """Returns the compiled loop for operands of these specs, and whether it is new.
@@ -303,7 +303,7 @@ class InnerLoop(Program):
         return self.state.trainer.inventory.step_variant() if self.state else ()
 
     def _loop(self, trace: StepTrace, operands: Any, numbers: tf.Tensor) -> tuple:
-        """Computes a call: the sums of its metrics over this host's replicas, [rows, 2], with its scores; its rows.
+        """Computes a call: its metrics' sums over this host's replicas, [sums, 2], with its scores; its predictions.
 
         Args:
           trace: the trace of the step, to be filled.
@@ -361,14 +361,14 @@ class InnerLoop(Program):
         return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
 
     def _zeros(self, trace: StepTrace, result: tuple) -> list:
-        """Returns zeros of a step's metrics, and arrays for its scores and rows, for each of this host's replicas."""
+        """Returns zeros of a step's metrics, and arrays for its scores and predictions, per replica of this host."""
         local_results, zeros = map(self._strategy.experimental_local_results, result), []
-        for device, (metrics, *rows) in zip(self._sums_devices, zip(*local_results, strict=True), strict=True):
+        for device, (metrics, *predictions) in zip(self._sums_devices, zip(*local_results, strict=True), strict=True):
             with tf.device(device):
-                totals = tf.zeros([total_rows(trace.metric_specs), 2], metrics.dtype)
+                totals = tf.zeros([num_sums(trace.metric_specs), 2], metrics.dtype)
                 scores = [_step_array(metrics)] if any(spec.keeps_scores for spec in trace.metric_specs) else []
-            with tf.device(self._rows_device):
-                zeros.append((totals, scores, [*map(_step_array, rows)]))
+            with tf.device(self._predictions_device):
+                zeros.append((totals, scores, [*map(_step_array, predictions)]))
         return zeros
 
     def _step_result(self, outputs: tuple) -> tuple:
@@ -447,31 +447,31 @@ class InnerLoop(Program):
         return batch
 
     def _add_step(self, sums: list, result: tuple) -> list:
-        """Adds each replica's metrics of a step to its sums, on its own device, and its scores and rows to theirs."""
+        """Adds each replica's metrics of a step to its sums, on its own device; likewise its scores and predictions."""
         added, results = [], zip(*map(self._strategy.experimental_local_results, result), strict=True)
-        for device, (totals, scores, rows), (metrics, *new) in zip(self._sums_devices, sums, results, strict=True):
+        for device, (totals, scores, arrays), (metrics, *new) in zip(self._sums_devices, sums, results, strict=True):
             with tf.device(device):
                 count = totals.shape[0]
                 scores = [array.write(array.size(), metrics[count:]) for array in scores]
                 totals = totals + (metrics[:count] if scores else metrics)
-            with tf.device(self._rows_device):
-                added.append((totals, scores, [x.write(x.size(), y) for x, y in zip(rows, new, strict=True)]))
+            with tf.device(self._predictions_device):
+                added.append((totals, scores, [x.write(x.size(), y) for x, y in zip(arrays, new, strict=True)]))
         return added
 
     def _sum_replicas(self, sums: list) -> tuple[tf.Tensor, list[list[tf.Tensor]]]:
-        """Returns the sums of all of this host's replicas, the scores after them; and each replica's rows."""
+        """Returns the sums of all of this host's replicas, the scores after them; and each replica's predictions."""
         total = tf.add_n([totals for totals, _, _ in sums])
         if sums[0][1]:
             total = tf.concat([total, *(scores.concat() for _, (scores,), _ in sums)], 0)
-        with tf.device(self._rows_device):
-            return total, [[array.concat() for array in rows] for _, _, rows in sums if rows]
+        with tf.device(self._predictions_device):
+            return total, [[array.concat() for array in arrays] for _, _, arrays in sums if arrays]
 
     def _replicated_step(
         self, trace: StepTrace, batch: Any, step: tf.Tensor, collect_norm: tf.Tensor, *more: Any
     ) -> tuple:
         """Computes a step on each replica, and describes its results in `trace`.
 
-        Returns each replica's metrics, `metrics.sums.stack`, and the tensors of its rows after their sort keys, if any.
+        Returns each replica's metrics, `metrics.sums.stack`, and its predictions, if any, after their sort keys.
         """
 
         def run(*batch: Any) -> tuple:
@@ -487,21 +487,21 @@ class InnerLoop(Program):
                 exchange = contextlib.nullcontext()
             with exchange:  # other than the engine's
                 result = self._step_function(batch, step, collect_norm, *more)
-            metrics, rows = result if self._returns_rows else (result, ())
+            metrics, predictions = result if self._predicts else (result, ())
             # Known only now, since what a step returns is up to its code.
-            trace.metric_specs = row_specs(metrics, self._keeps_scores)
+            trace.metric_specs = sum_specs(metrics, self._keeps_scores)
             sums = stack(metrics, self._sums_dtype, self._keeps_scores)
-            if not self._returns_rows:
+            if not self._predicts:
                 return (sums,)
-            trace.prediction_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), rows)
-            rows = tf.nest.flatten(rows)
-            # Replicas and calls return rows in no common order; by its key each is put back into the data's order.
-            sort_keys = tf.fill(tf.shape(rows[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
-            return sums, sort_keys, *rows
+            trace.prediction_specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), predictions)
+            flat = tf.nest.flatten(predictions)
+            # Replicas and calls return predictions in no common order; keys put them back into the data's order.
+            sort_keys = tf.fill(tf.shape(flat[0])[:1], step * self._strategy.num_replicas_in_sync + replica)
+            return sums, sort_keys, *flat
 
         return self._strategy.run(run, args=batch)
 
-    def trace(self, *loop_inputs: Any) -> Sequence[RowSpec]:
+    def trace(self, *loop_inputs: Any) -> Sequence[SumSpec]:
         """Compiles the program of a call through the feed's epoch, which must be the next call, without running it."""
         step, limit = self.step, int(min(self.feed.order.steps_per_epoch, self.steps_per_collection))
         call_input = self._call_input(step, limit)
@@ -517,8 +517,8 @@ class InnerLoop(Program):
         return self._trace_step(self._trace, operands, offset, number)[0]
 
     @property
-    def metric_specs(self) -> list[RowSpec]:
-        """Describes the rows of metrics that a call returns; known after tracing."""
+    def metric_specs(self) -> list[SumSpec]:
+        """Describes the sums of metrics that a call returns; known after tracing."""
         return self._trace.metric_specs
 
     @property

@@ -11,18 +11,18 @@ import tensorflow as tf
 from ..metrics.sums import LoopSums
 
 
-class WorkerRows:
-    """The rows of one call, unread. Reading waits for the devices."""
+class WorkerFigures:
+    """Each worker's figures of one call, unread. Reading waits for the devices."""
 
     def __init__(self, names: list[str], tensor: tf.Tensor | np.ndarray):
         self._names = names
         self._tensor = tensor
-        self._rows: list[dict[str, float]] | None = None
+        self._read: list[dict[str, float]] | None = None
 
     @property
     def is_read(self) -> bool:
-        """Whether the host has the rows, and need not wait for them."""
-        return self._rows is not None
+        """Whether the host has the figures, and need not wait for them."""
+        return self._read is not None
 
     def read(self) -> list[dict[str, float]]:
         """Returns a dictionary per worker, in order.
@@ -31,25 +31,25 @@ class WorkerRows:
         asynchronously) and `steps` of the call; `input_seconds`, spent waiting for data before and in it; and, in
         training, the figures of `engine.reduction.Reduction.pop_figures` over its steps.
         """
-        if self._rows is None:
+        if self._read is None:
             array = np.asarray(self._tensor, np.float64)
-            self._rows = [dict(zip(self._names, map(float, row), strict=True)) for row in array]
-        return self._rows
+            self._read = [dict(zip(self._names, map(float, values), strict=True)) for values in array]
+        return self._read
 
 
 class LoopResult(NamedTuple):
     """The result of one call: its metrics (unread), its steps, their seconds of input wait.
 
-    Also, with several workers, their rows, whether a program was compiled for it, and of a program with
+    Also, with several workers, their figures, whether a program was compiled for it, and of a program with
     `prediction_specs`, what `metrics.predictions.in_order` takes.
     """
 
     sums: LoopSums
     steps: int
     input_seconds: float
-    workers: WorkerRows | None = None
+    workers: WorkerFigures | None = None
     compiles: bool = False
-    rows: Sequence[Sequence[Any]] = ()
+    predictions: Sequence[Sequence[Any]] = ()
 
     @property
     def step_seconds(self) -> float | None:

@@ -11,12 +11,12 @@ from typing import Any
 import tensorflow as tf
 
 from ..data.feeds.feed import Feed
-from ..metrics.sums import RowSpec
+from ..metrics.sums import SumSpec
 from ..state import TrainState
 from .pace import Pace
 
-_ROWS_BYTES = 64 << 20  # of a program's rows, across processes, that are collected and exchanged at once
-_STEPS_PER_COLLECTION = 16  # whose rows are collected and exchanged at once, if the rows' sizes are unknown
+_PREDICTIONS_BYTES = 64 << 20  # of a program's predictions, across processes, that are collected and exchanged at once
+_STEPS_PER_COLLECTION = 16  # whose predictions are collected and exchanged at once, if their sizes are unknown
 
 
 class Program:
@@ -28,7 +28,7 @@ class Program:
     Attributes:
       jit: whether XLA compiles a whole call.
       unrolls: whether several small steps are one iteration, which takes longer to trace.
-      returns_own_rows: whether each process gets what steps return of its own examples only.
+      returns_own_predictions: whether each process gets what steps return of its own examples only.
       first_batch: the number of an evaluation's first batch, by which its steps sample.
       evaluation_pace: the pace of an evaluation: its steps per call, in each of the processes that compute.
       prediction_specs: nest of specs of what steps return of each example, [examples, ...]; () if they return
@@ -37,7 +37,7 @@ class Program:
 
     jit = unrolls = False
     first_batch = 0
-    returns_own_rows = False
+    returns_own_predictions = False
     prediction_specs: Any = ()
 
     def __init__(self, feed: Feed, state: TrainState | None = None):
@@ -74,24 +74,24 @@ class Program:
 
     @property
     def steps_per_call(self) -> float:
-        """The most steps of a call: one if their rows may differ in size, inf if only the feed limits it."""
+        """The most steps of a call: one if their predictions may differ in size, inf if only the feed limits it."""
         shapes = [spec.shape[1:] for spec in tf.nest.flatten(self.prediction_specs or ())]
         return math.inf if all(shape.is_fully_defined() for shape in shapes) else 1
 
     @property
     def steps_per_collection(self) -> float:
-        """The steps whose rows are collected at once: all if there are none, one if they are not traced."""
+        """The steps whose predictions are collected at once: all if there are none, one if they are not traced."""
         if self.prediction_specs is None:
             return 1
         if self.steps_per_call == 1:
             return _STEPS_PER_COLLECTION
         specs = tf.nest.flatten(self.prediction_specs)
         example_bytes = sum(x.shape[1:].num_elements() * max(1, x.dtype.size) for x in specs)
-        # Rows of all processes are exchanged at once and held by each until they are in order.
-        return max(1, _ROWS_BYTES // (example_bytes * self.feed.order.batch_size)) if example_bytes else math.inf
+        # Predictions of all processes are exchanged at once and held by each until they are in order.
+        return max(1, _PREDICTIONS_BYTES // (example_bytes * self.feed.order.batch_size)) if example_bytes else math.inf
 
-    def trace(self) -> Sequence[RowSpec]:
-        """Traces its step, if possible before its first call, and describes its rows of metrics."""
+    def trace(self) -> Sequence[SumSpec]:
+        """Traces its step, if possible before its first call, and describes its sums of metrics."""
         return ()
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ class Replicated(Strategy):
         self._devices = Devices(distribution, self.mesh)
         self.parallel_micro_batches = parallel_micro_batches
         self.static_shapes = isinstance(distribution, tf.distribute.TPUStrategy)
-        self.returns_rows = not self.static_shapes
+        self.predicts = not self.static_shapes
         self._lines: list[str] = []
 
     def feed(
@@ -170,11 +170,10 @@ class Replicated(Strategy):
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids=self.static_shapes or self._devices.on_gpus)
         reduction = state.trainer.reduction
         self._syncs = Syncs(self.distribution, reduction) if reduction.sync_every_steps else None
-        # Replicas differentiate sums of losses, larger than a mean by the number of examples, which float16 would
+        # Replicas differentiate sums of losses, larger than the mean by the number of all examples, which float16 would
         # overflow on.
         if train_feed and self.num_replicas > 1 and self._inventory.loss_scale:  # a single one takes the mean
-            local_batch = train_feed.order.batch_size / self._batch_shards
-            self._inventory.loss_scale.expect_sums(local_batch / state.trainer.run_context.options.accumulate_steps)
+            self._inventory.loss_scale.expect_sums(train_feed.order.batch_size)
         super().bind(state, train_feed, eval_feed)
 
     def external_feed(self) -> ExternalFeed:
@@ -207,17 +206,17 @@ class Replicated(Strategy):
         runner, state, replicas, batch_size = self._runner, self.state, self.num_replicas, feed.batch_size
         if step == "eval" or isinstance(step, Prediction):
             compute = step.compute if isinstance(step, Prediction) else None
-            returns_rows = bool(compute) or computes_metrics(state.trainer)
+            predicts = bool(compute) or computes_metrics(state.trainer)
 
             def evaluate(batch, number, _):
-                return runner.evaluate_batch(batch, number, state, compute, returns_rows, batch_size=batch_size)
+                return runner.evaluate_batch(batch, number, state, compute, predicts, batch_size=batch_size)
 
             # Keras traces each step so. Replicas' shards and parallel micro-batches are of sizes that a trace knows.
             takes_any = getattr(state.trainer, "evaluates_any_size", False)
             takes_any &= step == "eval" and replicas == self.parallel_micro_batches == 1
             feed.any_size |= takes_any
             checks = StepChecks(state, runner, trains=False, replicas=replicas)
-            return self._inner_loop(evaluate, feed, returns_rows=returns_rows, checks=checks)
+            return self._inner_loop(evaluate, feed, predicts=predicts, checks=checks)
 
         checks = StepChecks(state, None if callable(step) else runner, replicas=replicas, jit=jit)
 

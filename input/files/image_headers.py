@@ -91,7 +91,7 @@ def _orientation(tiff: bytes) -> int:
 def unreadable_reason(content: bytes) -> str | None:
     """Returns why no decoder reads a file; None if one does."""
     if not is_image(content[:16]):
-        return f"begins with {content[:8]!r}, as no JPEG, PNG, GIF or BMP does" if content else "is empty"
+        return "does not begin as a JPEG, PNG, GIF or BMP" if content else "is empty"
     if content.startswith(BMP):
         bits, packing = int.from_bytes(content[28:30], "little"), int.from_bytes(content[30:34], "little")
         if bits not in (24, 32) or packing not in (0, 3):

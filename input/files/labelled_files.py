@@ -40,6 +40,7 @@ def find(
     is_one: Callable[[bytes], bool],
     flag: str,
     training: Labelled | None = None,
+    allows_outside: bool = True,
 ) -> Labelled:
     """Finds the files that a flag names, and numbers their classes.
 
@@ -52,9 +53,11 @@ def find(
         folders of classes; or several of these with commas between.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
       training: the training data, whose classes are used; None numbers the classes.
+      allows_outside: whether a list may name files that are not below its folder.
 
     Raises:
-      InputError: there are no files, a line has no label, or a class is not in the training data.
+      InputError: there are no files, a line has no label or names another file than it may, or a class is not in the
+        training data.
     """
     if not data_dir:
         raise InputError(f"{flag} is not set; name {_expected(kind)}")
@@ -62,7 +65,7 @@ def find(
     by_lists = True
     for pattern in listing.patterns(data_dir):
         if pattern.lower().endswith(_LISTS):
-            pairs += _read_list(pattern)
+            pairs += _read_list(pattern, allows_outside)
             continue
         by_lists = False
         if listing.is_folder(pattern):
@@ -155,7 +158,15 @@ def _read_class_folders(
     return pairs
 
 
-def _read_list(path: str) -> list[tuple[str, str]]:
+def _is_below(path: str, folder: str) -> bool:
+    """Returns whether a file is in a folder or in one of those in it, whatever links are on its path."""
+    if storage.is_remote(path):
+        return path.startswith(f"{folder}/") and ".." not in path.split("/")
+    within = os.path.realpath(folder or os.curdir)
+    return os.path.commonpath([within, os.path.realpath(path)]) == within
+
+
+def _read_list(path: str, allows_outside: bool) -> list[tuple[str, str]]:
     """Returns (path, label) of each line of a list."""
     try:
         lines = storage.Files([path]).read(0).decode("utf-8-sig").splitlines()
@@ -172,10 +183,14 @@ def _read_list(path: str) -> list[tuple[str, str]]:
         if number == 1 and {name.lower(), label.lower()} in _HEADERS:
             continue
         if not name or not label:
+            raise InputError(f"{path}, line {number}: expected path,label, found one of them; write both on each line")
+        listed = name if storage.is_remote(name) else os.path.join(folder, name)
+        if not allows_outside and not _is_below(listed, folder):
             raise InputError(
-                f"{path}, line {number}: expected path,label, found {line[:80]!r}; write both on each line"
+                f"{path}, line {number} names {listed}, which is not below the list's folder, and whoever wrote the "
+                "list chose it; look what it is, and give input_arg=allow_outside=true to read it"
             )
-        pairs.append((name if storage.is_remote(name) else os.path.join(folder, name), label))
+        pairs.append((listed, label))
     if not pairs:
         raise InputError(f"{path} names no file; write path,label on each line")
     return pairs

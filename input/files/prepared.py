@@ -13,6 +13,7 @@ import errno
 import hashlib
 import io
 import json
+import math
 import os
 import struct
 import time
@@ -38,6 +39,8 @@ _SAMPLE_BYTES = 1 << 16  # sampled at a file's beginning, middle and end
 _SAMPLED_FILES = 256  # the largest number of files that are sampled
 _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _SECONDS = 10  # between lines of progress
+_WAIT_LINE_SECONDS = 60.0  # between lines while another process prepares the file
+_LOCK_POLL_SECONDS = 0.1
 
 
 class Prepared:
@@ -158,7 +161,8 @@ def prepared(
         with _locked(f"{path}.lock", path):
             return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:
-        if not folder and error.errno in _NOT_WRITABLE and not os.path.lexists(f"{path}.lock"):
+        may_write = os.access(os.path.dirname(path), os.W_OK, effective_ids=True)
+        if not folder and error.errno in _NOT_WRITABLE and not (may_write and os.path.lexists(f"{path}.lock")):
             mine = os.path.join(temporary_folder(), f"crankshaft-prepared-{os.geteuid()}")
             with contextlib.suppress(OSError):
                 os.makedirs(mine, mode=0o700, exist_ok=True)
@@ -220,9 +224,12 @@ def _locked(lock_path: str, title: str) -> Iterator[None]:
     while True:
         with open(open_lock(lock_path), "rb") as lock:
             with contextlib.suppress(OSError):  # a file system without locks: each process prepares a whole file
-                if not lock_descriptor(lock.fileno(), blocking=False):
-                    logging.warning("waiting for another process, which prepares %s", title)
-                    lock_descriptor(lock.fileno())
+                told_at = -math.inf
+                while not lock_descriptor(lock.fileno(), blocking=False):
+                    if time.monotonic() - told_at >= _WAIT_LINE_SECONDS:
+                        told_at = time.monotonic()
+                        logging.warning("waiting for another process, which prepares %s, or holds %s", title, lock_path)
+                    time.sleep(_LOCK_POLL_SECONDS)
             if not os.fstat(lock.fileno()).st_nlink:
                 continue  # who held it has removed it, and others lock a new one
             try:

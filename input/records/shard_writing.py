@@ -168,7 +168,7 @@ def write(path: str, records: Iterator[list[bytes]], kind: str) -> dict[str, int
 def checked(path: str) -> dict[str, int]:
     """Returns a file's bytes and crc32c. Raises OSError."""
     size = checksum = 0
-    with open(path, "rb") as file:
+    with open(files.open_regular(path), "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             size, checksum = size + len(piece), checksums.crc32c(piece, checksum)
     return {"bytes": size, "crc32c": checksum}

@@ -205,27 +205,27 @@ class Records:
 
         problems: list[tuple[int, str]] = []
         lines: list[int] = []
-        rows: list[list[str]] = []
-        for at, row in records:
-            if isinstance(row, str):
-                problems.append((at, row))
-            elif len(row) != len(layout.names):
+        valid: list[list[str]] = []
+        for at, record in records:
+            if isinstance(record, str):
+                problems.append((at, record))
+            elif len(record) != len(layout.names):
                 header_note = ", as the header has" * bool(layout.header)
-                record = shown(layout.delimiter.join(row))
-                problems.append((at, f"expected {len(layout.names)} fields{header_note}, found {len(row)} ({record})"))
+                text = shown(layout.delimiter.join(record))
+                problems.append((at, f"expected {len(layout.names)} fields{header_note}, found {len(record)} ({text})"))
             else:
                 lines.append(at)
-                rows.append(row)
-        fields = [*zip(*rows, strict=True)] or [()] * len(layout.names)
+                valid.append(record)
+        fields = [*zip(*valid, strict=True)] or [()] * len(layout.names)
         columns = {name: pa.array(fields[layout.names.index(name)], pa.string()) for name in self._file_columns}
         unfit: dict[int, str] = {}
         for name, converter in (self._converters or {}).items():
-            for row_number in converter.unfit(columns[name]):
-                text = shown(columns[name][row_number].as_py())
-                unfit.setdefault(row_number, f"{name}: expected {converter.expects}, found {text}")
+            for number in converter.unfit(columns[name]):
+                text = shown(columns[name][number].as_py())
+                unfit.setdefault(number, f"{name}: expected {converter.expects}, found {text}")
         for at, problem in sorted([*problems, *((lines[number], problem) for number, problem in unfit.items())]):
             bad.add(f"{path}:{at}", problem)
-        return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(rows))], pa.bool_()))
+        return pa.table(columns).filter(pa.array([number not in unfit for number in range(len(valid))], pa.bool_()))
 
     def _refuse_header(self, layout: CsvLayout, path: str, table: Any, records: int) -> None:
         """Raises `InputError` if a record repeats the header."""
@@ -305,9 +305,9 @@ def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> 
     limit = csv.field_size_limit(_MOST_RECORD_BYTES)
     try:
         reader = csv.reader(io.TextIOWrapper(stream, encoding, newline=""), delimiter=layout.delimiter, strict=True)
-        for row in reader:
-            if row:
-                yield line + reader.line_num, row
+        for record in reader:
+            if record:
+                yield line + reader.line_num, record
     except csv.Error as error:
         raise InputError(
             f"{path}:{line + reader.line_num}: {error}; mend the record, a quote may not be closed or doubled"

@@ -9,11 +9,11 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
-from ...engine import devices
 from ...engine.checkpoints import Checkpoints, WritingProcess
 from ...engine.data.feeds.feed import Feed
 from ...engine.data.run_data import Data
@@ -22,13 +22,14 @@ from ...engine.state import TrainState
 from ...engine.strategies import ClusterAddresses, FeedOptions, ServerOptions, WorkerTask
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.options import default_timeout_seconds
-from ..command_line import checks, rules
-from ..command_line.config import WITHOUT_DATA, Config
-from ..host import cpu_threads
-from ..run import free_bytes, progress
-from ..run.data import inputs
-from ..run.data.inputs import Inputs
-from ..run.state import build_state, parallel_micro_batches, train_steps
+from ...runner import free_bytes, progress
+from ...runner.command_line import checks, rules
+from ...runner.command_line.config import WITHOUT_DATA, Config
+from ...runner.data import inputs
+from ...runner.data.inputs import Inputs
+from ...runner.host import cpu_threads
+from ...runner.restored.state import build_state, parallel_micro_batches, train_steps
+from . import devices
 from .open_run import Run
 
 _RECORD_SECONDS = 5.0  # limit of recording the end of a hanging process, whose disk may hang too
@@ -51,15 +52,18 @@ def build_run(
       check_folder: raises where the run_dir is not this run's any more.
     """
     steps: int | None = config.train_steps or 1
+    agreement: ModuleType | None = None
+    if strategy.num_hosts > 1:
+        from ...parts.workers import agreement
     if config.mode in WITHOUT_DATA:
-        run_inputs = inputs.saved_inputs(config, strategy)  # an export works where the data is not
+        run_inputs = inputs.saved_inputs(config, strategy, agreement)  # an export works where the data is not
     else:
-        run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs)
+        run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs, agreement)
         steps = train_steps(config, run_inputs.feeds["train"], limits)
         run_inputs.feeds["train"].last_step = steps
     cache = None
     if config.trainer_class.is_built:
-        from ..keras_models.compiled_cache import CompiledCache
+        from .compiled_cache import CompiledCache
 
         cache = CompiledCache.pop(config, run_inputs, steps)
     if cache:

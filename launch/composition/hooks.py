@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from ... import parts
 from ...engine import logging
 from ...engine.hooks import Hook, StopRequest, evaluation, numerics
 from ...engine.hooks.background import BackgroundThread
@@ -16,13 +17,18 @@ from ...engine.hooks.monitors import EarlyStopping, ReduceLearningRate
 from ...engine.hooks.saving import BestCheckpoint, BestWeights, Checkpointing
 from ...engine.hooks.sync_check import SyncCheck
 from ...engine.machine.pauses import Pauses
-from ..failures import UsageError
-from ..run.base import BaseRun
-from ..run.history import History
-from ..run.progress import Progress
+from ...runner.base import BaseRun
+from ...runner.failures import UsageError
+from ...runner.history import History
+from ...runner.progress import Progress
+
+if TYPE_CHECKING:
+    from ...parts.memory_snapshots.in_memory import Snapshots
 
 
-def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses) -> list[Hook]:
+def make_hooks(
+    run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: Pauses, snapshots: Snapshots | None
+) -> list[Hook]:
     """Makes a run's hooks, in the order in which they act: those that evict, judge, show, stop, and that save.
 
     Those that the run itself reads are set as its attributes: `record` to `sync_check`, see `BaseRun`.
@@ -37,35 +43,35 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
     eval_period = run.epoch_period if config.eval_every_steps is None else config.eval_every_steps
     if arranged and arranged.period:
         eval_period = arranged.period
-    row_periods: set[int | Period] = {run.epoch_period, eval_period}
+    entry_periods: set[int | Period] = {run.epoch_period, eval_period}
     # The writer waits for the device, even if that hangs; the poller never does.
     writer, poller = BackgroundThread("writer"), BackgroundThread("poller")
 
     if strategy.is_chief:
-        from ..record.recording import make_recorder
+        from .recording import make_recorder
 
         run.record = make_recorder(run, writer, poller, began, pauses)
-    run.rows = History(run.record, row_periods)
+    run.history_hook = History(run.record, entry_periods)
     run.final = evaluation.FinalWeights(any(user.ends_last and user.runs_user_code for user in user_hooks))
     run.stop_request = StopRequest(config.stop_at_step)
     if strategy.num_replicas > 1:
         runs_user_code = any(user.runs_user_code for user in user_hooks)
         names = strategy.replica_names
-        run.sync_check = SyncCheck(config.check_sync_every_steps, names, row_periods, runs_user_code)
+        run.sync_check = SyncCheck(config.check_sync_every_steps, names, entry_periods, runs_user_code)
 
     # Which those that save keep, for the state of all of them. What is evaluated and saved is without evicted rows.
     hooks: list[Hook] = []
     if run.trainer.inventory.tables:
-        from ...engine.tables.eviction import make_eviction
+        from ...parts.tables.eviction import make_eviction
 
         hooks += make_eviction(run.trainer.inventory)
     hooks += _judges(run, arranged, eval_period, hooks)
-    hooks += [run.final, run.rows, *user_hooks]
+    hooks += [run.final, run.history_hook, *user_hooks]
     if run.sync_check:
         hooks.append(run.sync_check)
-    if config.run_dir:
-        from ...engine.tensorboard import TensorBoard
-        from ...engine.tensorboard.probe import Probe
+    if config.run_dir and parts.has("tensorboard"):
+        from ...parts.tensorboard import TensorBoard
+        from ...parts.tensorboard.probe import Probe
 
         has_servers = not strategy.updates_here
         if has_servers and config.histogram_every_steps:
@@ -78,7 +84,7 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
                 config.tensorboard if config.is_chief else None,
                 every_steps=config.summary_every_steps,
                 histogram_every_steps=config.histogram_every_steps,
-                more=row_periods if config.summary_every_steps else (),
+                more=entry_periods if config.summary_every_steps else (),
                 config=config.deciding(),
                 probe=probe,
                 writer=writer,
@@ -86,20 +92,20 @@ def make_hooks(run: BaseRun, user_hooks: Sequence[Hook], began: float, pauses: P
         )
     hooks += [Progress(config.progress_mode), run.stop_request]
     if config.cluster and (config.cluster.absent or config.cluster.newcomers):
-        from ..elastic.joining import IncludeWorkers
+        from ...parts.elastic.joining import IncludeWorkers
 
         hooks.append(IncludeWorkers(config))
     # Those that save come last, and save the state of all hooks: `hooks` itself, to which they are appended.
     if run.checkpoints:
         every_steps, every_seconds = config.checkpoint_period
         hooks.append(Checkpointing(run.checkpoints, every_steps, hooks, every_seconds))
-    if run.snapshots:
-        from ...engine.memory_snapshots.snapshots import InMemory
+    if snapshots:
+        from ...parts.memory_snapshots.snapshots import InMemory
 
         seconds = None if config.snapshot_seconds == "auto" else float(config.snapshot_seconds)
-        hooks.append(InMemory(run.snapshots, seconds, hooks))
-    if run.checkpoints and not config.remote:
-        from ..ask.answering import make_request_handler
+        hooks.append(InMemory(snapshots, seconds, hooks))
+    if run.checkpoints and not config.remote and parts.has("ask"):
+        from ...parts.ask.answering import make_request_handler
 
         hooks.append(make_request_handler(run, run.checkpoints, hooks, poller))
     return hooks
@@ -153,7 +159,7 @@ def check_user_hooks(user_hooks: Sequence) -> list[Hook]:
                 "or every_steps"
             )
     if callbacks:
-        from ...engine.keras_models.keras_callbacks import KerasCallbacks
+        from ...parts.keras_models.keras_callbacks import KerasCallbacks
 
         others.append(KerasCallbacks(callbacks))
     return others

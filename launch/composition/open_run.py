@@ -18,24 +18,21 @@ import tensorflow as tf
 from ...engine import logging
 from ...engine.checkpoints.manifest import check_extra
 from ...engine.data.streamed import Stream
-from ...engine.hooks import numerics, saving
+from ...engine.hooks import saving
 from ...engine.hooks.monitors import reset_patience
 from ...engine.strategies.base import Interrupted, Stop, closing_feeds
 from ...engine.trainer import Trainer
-from .. import explanations
-from ..command_line.config import Config
-from ..failures import UsageError
-from ..host import exits
-from ..host.isolation import Isolation
-from ..host.signals import EXIT_CODES, Standby
-from ..run import agreement
-from ..run.base import BaseRun
-from ..run.data import external
-from ..run.history import HistoryRows, Means
-from ..run.modes import evaluate
-from ..run.modes.outcome import Outcome
-from ..run.results import RunOutcomeWriter
-from ..run.saved import weights
+from ...runner import explanations
+from ...runner.base import BaseRun
+from ...runner.failures import UsageError
+from ...runner.history import HistoryEntries, Means
+from ...runner.host import exits
+from ...runner.host.isolation import Isolation
+from ...runner.host.signals import EXIT_CODES, Standby
+from ...runner.modes import evaluate, external
+from ...runner.modes.outcome import Outcome
+from ...runner.restored import weights
+from ...runner.results import RunOutcomeWriter
 from . import training
 
 
@@ -156,7 +153,7 @@ class Run(BaseRun):
     def restore(self, which: str | int) -> None:
         """Takes the run back to a checkpoint: weights, optimizer, step, position in the data, hooks and `extra`.
 
-        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; rows that a
+        Keras callbacks get their state of that step, with `stop_training`, best weights and the history; lines that a
         CSVLogger has written since are cut. Those without a state are named, once.
 
         Args:
@@ -204,9 +201,9 @@ class Run(BaseRun):
         return self._outcome_writer.code
 
     @property
-    def history(self) -> HistoryRows:
-        """The rows so far, one for each window of training metrics or evaluation."""
-        return self.rows.rows if self.config.trains else HistoryRows()
+    def history(self) -> HistoryEntries:
+        """The entries so far, one for each window of training metrics or evaluation."""
+        return self.history_hook.entries if self.config.trains else HistoryEntries()
 
     def page(self) -> Any:
         """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
@@ -236,8 +233,7 @@ class Run(BaseRun):
         if self._copy is not None:
             self._copy.write_back()
             self._copy.refresh()
-        from ..run.modes import predicting
-        from ..run.saved import saved_run
+        from ...runner.modes import predicting, saved_run
 
         return saved_run.model_of_trainer(self._evaluated_trainer(), predicting.view_run(self), self._isolation)
 
@@ -270,8 +266,7 @@ class Run(BaseRun):
         """
         if not self.best or self.best.latest() is None:
             raise UsageError("no best checkpoint was kept; give run_dir=..., and data with a split to evaluate on")
-        from ..run.modes import predicting
-        from ..run.saved import saved_run
+        from ...runner.modes import predicting, saved_run
 
         trainer = saved_run.SavedRun(self.config.files.path).trainer("best", lambda _: weights.fresh_trainer(self))
         return saved_run.model_of_trainer(trainer, predicting.view_run(self), self._isolation)
@@ -303,7 +298,7 @@ class Run(BaseRun):
         Example:
           >>> run.predict(split="eval").argmax(-1)  # doctest: +SKIP
         """
-        from ..run.modes import predicting, prediction_files
+        from ...runner.modes import predicting, prediction_files
 
         predictor: Any = None
 
@@ -344,7 +339,7 @@ class Run(BaseRun):
           UsageError: the model predicts no next token (`engine.generation.Generates`), the prompt is empty, or an
             argument is out of range.
         """
-        from ..run.modes import generate
+        from ...runner.modes import generate
 
         sampled = {} if seed is None else {"seed": seed}
         sampling = {"tokens": tokens, "temperature": temperature, "top_k": top_k, **sampled}
@@ -510,7 +505,7 @@ class Run(BaseRun):
             if not self.is_open:
                 stack.enter_context(self.strategy.watch())
                 stack.enter_context(closing_feeds(self.strategy))
-            stack.enter_context(run_environment(self.config, self._isolation, uses_random))
+            stack.enter_context(self._isolation.entered(uses_random))
             yield
 
     @contextlib.contextmanager
@@ -582,18 +577,20 @@ class Run(BaseRun):
           UsageError: one of them makes another call, or on other data.
           OutOfSyncError: the program has set a variable to other values in one of them.
         """
-        if self.strategy.num_hosts == 1:
-            return None
-        call = call if split is None else f"{call} on {external.describe(split)}"
-        ended_by = agreement.compare_calls(call, self.strategy)
-        if not ended_by and not isinstance(data, (str, type(None))) and split not in self._compared:
-            if not external.is_own(self, split):
-                agreement.check_examples({"given": split}, self.strategy, "AUTO", are_passed=True)
-            if isinstance(split, Stream):  # which is read again for it, so it is done once
-                self._compared.add(split)
-        if self.sync_check:
-            self.sync_check.act(self.loop.status)
-        return ended_by
+        if self.strategy.num_hosts > 1:
+            from ...parts.workers import agreement
+
+            call = call if split is None else f"{call} on {external.describe(split)}"
+            ended_by = agreement.compare_calls(call, self.strategy)
+            if not ended_by and not isinstance(data, (str, type(None))) and split not in self._compared:
+                if not external.is_own(self, split):
+                    agreement.check_examples({"given": split}, self.strategy, "AUTO", are_passed=True)
+                if isinstance(split, Stream):  # which is read again for it, so it is done once
+                    self._compared.add(split)
+            if self.sync_check:
+                self.sync_check.act(self.loop.status)
+            return ended_by
+        return None
 
     def _end_with(self, outcome: Outcome) -> None:
         """Writes the result, and then prints the outcome's lines and report."""
@@ -652,12 +649,3 @@ class Run(BaseRun):
             if error is None and not ended_by and not is_left:
                 raise
             logging.error("the run is closed, and not saved: %s", explanations.explain(problem, has_debug=False)[1])
-
-
-@contextlib.contextmanager
-def run_environment(config: Config, isolation: Isolation, uses_random: bool = True) -> Iterator[None]:
-    """Enters the state in which a run finds its process; `uses_random`: with its own random generators."""
-    with isolation.entered(uses_random):
-        if config.check_numerics:
-            numerics.enable()
-        yield

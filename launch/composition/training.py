@@ -7,10 +7,11 @@ import math
 import numbers
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from ... import parts
 from ...engine import logging
 from ...engine.checkpoints import Manifest
 from ...engine.data import form
@@ -22,39 +23,44 @@ from ...engine.hooks.saving import Best, BestCheckpoint, BestWeights
 from ...engine.loop import Loop
 from ...engine.machine.pauses import Pauses
 from ...engine.metrics.pairs import Confusion
-from ...engine.metrics.sums import RowSpec, kinds_by_name
+from ...engine.metrics.sums import SumSpec, kinds_by_name
 from ...engine.strategies import jit_choice
 from ...engine.strategies.base import Stop
 from ...engine.trainer import computes_metrics
-from ..command_line import config as configs
-from ..command_line.values import short
-from ..failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError
-from ..host.signals import EXIT_CODES, Signals
-from ..host.text_files import write_run_file
-from ..run import results
-from ..run.base import BaseRun
-from ..run.data import external
-from ..run.history import Means
-from ..run.jit import choose_jit
-from ..run.modes.evaluate import by_class
-from ..run.modes.outcome import Outcome, run_result
-from ..run.progress import duration, evaluation_line, print_model_summary
-from ..run.saved import restoring, weights
+from ...runner import results
+from ...runner.base import BaseRun
+from ...runner.command_line import config as configs
+from ...runner.command_line.values import short
+from ...runner.failures import EXIT_REGROUP, EXIT_TERMINATED, UsageError
+from ...runner.history import Means
+from ...runner.host.signals import EXIT_CODES, Signals
+from ...runner.host.text_files import write_run_file
+from ...runner.jit import choose_jit
+from ...runner.modes import external
+from ...runner.modes.evaluate import by_class
+from ...runner.modes.outcome import Outcome, run_result
+from ...runner.progress import duration, evaluation_line, print_model_summary
+from ...runner.restored import restoring, weights
 from . import hooks
 
+if TYPE_CHECKING:
+    from ...parts.memory_snapshots.in_memory import Snapshots
 
-def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
-    """Makes a run's hooks and its loop; see `hooks.make_hooks`."""
-    config, pauses = run.config, Pauses()
-    if run.checkpoints is not None and config.snapshot_seconds and hasattr(os, "memfd_create"):
-        from ..memory_snapshots.snapshots import make_snapshots
 
-        run.snapshots = make_snapshots(run)
-    run.hooks = hooks.make_hooks(run, user_hooks, began, pauses)
+def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> Snapshots | None:
+    """Makes a run's hooks and its loop, see `hooks.make_hooks`, and its snapshots in memory, if it takes some."""
+    config, pauses, snapshots = run.config, Pauses(), None
+    takes = config.snapshot_seconds and hasattr(os, "memfd_create") and parts.has("memory_snapshots")
+    if run.checkpoints is not None and takes:
+        from ...parts.memory_snapshots.run_snapshots import make_snapshots
+
+        snapshots = make_snapshots(run)
+        run.take_from_memory = snapshots.write_newest
+    run.hooks = hooks.make_hooks(run, user_hooks, began, pauses, snapshots)
 
     def write_snapshot() -> str | None:
         """Writes the newest snapshot while the run is busy with something else; returns a line for the user."""
-        step = run.snapshots.write_alone() if run.snapshots else None
+        step = snapshots.write_alone() if snapshots else None
         return None if step is None else f"step {step:,} is saved meanwhile, from memory, in {config.run_dir}"
 
     run.signals = Signals(
@@ -65,9 +71,10 @@ def prepare(run: BaseRun, user_hooks: Sequence[Hook], began: float) -> None:
         saves=bool(config.run_dir),
     )
     run.loop = Loop(run.strategy, run.state, run.hooks, run.train_steps, pauses.clock)
+    return snapshots
 
 
-def close(run: BaseRun, error: BaseException | None) -> None:
+def close(run: BaseRun, snapshots: Snapshots | None, error: BaseException | None) -> None:
     """Releases what hooks hold, however the run ended.
 
     After a peer's loss it first saves what is in memory, unless that is left to a parent.
@@ -79,10 +86,10 @@ def close(run: BaseRun, error: BaseException | None) -> None:
             stack.callback(hook.close)
         # The strategy names the peer, by a LostPeerError, once the hooks are closed.
         may_be_lost = isinstance(error, (LostPeerError, tf.errors.OpError)) and len(run.strategy.worker_names) > 1
-        if error and run.snapshots and may_be_lost:
-            from ..memory_snapshots.snapshots import save_after_loss
+        if error and snapshots and may_be_lost:
+            from ...parts.memory_snapshots.run_snapshots import save_after_loss
 
-            save_after_loss(run, run.snapshots, error)
+            save_after_loss(run, snapshots, error)
 
 
 def restore_newest(run: BaseRun, to_end: bool) -> None:
@@ -116,7 +123,7 @@ def train_to_end(run: BaseRun) -> Outcome:
     ended = outcome(run)
     if ended.code or not run.config.export_dir:
         return ended
-    from ..run.modes.export import export
+    from ...runner.modes.export import export
 
     exported = export(run)
     return ended._replace(
@@ -171,8 +178,8 @@ def _warn_of_missing_classes(run: BaseRun) -> None:
     )
 
 
-def _find_monitored(run: BaseRun, measured: Sequence[RowSpec]) -> None:
-    """Finds the metrics that hooks monitor among the rows of an evaluation, and prints which they are.
+def _find_monitored(run: BaseRun, measured: Sequence[SumSpec]) -> None:
+    """Finds the metrics that hooks monitor among those of an evaluation, and prints which they are.
 
     Without an evaluation those of training are found once a step is traced.
     """
@@ -262,7 +269,7 @@ def outcome(run: BaseRun, evaluates: bool = True) -> Outcome:
     exit_code = exit_code or EXIT_CODES.get(reason, 0)
 
     # Before an evaluation, which reads more of the data: these figures are of the training alone.
-    result = run_result(run, train=run.rows.means(), resumed_from=run.resumed_from, **run.rows.rates())
+    result = run_result(run, train=run.history_hook.means(), resumed_from=run.resumed_from, **run.history_hook.rates())
     if bad_records := run.bad_records():
         result["bad_records"] = bad_records
     if tables := {name: int(value) for name, value in run.trainer.inventory.table_figures().items()}:
@@ -361,7 +368,7 @@ def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
         f"{described['name']}, {counted(described['replicas'], 'replica')}"
     )
     if config.cluster and (absent := config.cluster.absent):
-        from ..cluster.rendezvous import describe_peers
+        from ...parts.clusters.rendezvous import describe_peers
 
         now, step = config.cluster.num_workers, manifest.step if manifest else 0
         text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"

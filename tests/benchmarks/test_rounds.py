@@ -15,7 +15,7 @@ import pytest
 from benchmarks import compare, rounds
 from benchmarks.processes import MeasurementFailed, Process, run_together
 from benchmarks.rounds import Measured
-from crankshaft.launch.launchers.restarts import TaskExit
+from crankshaft.parts.launchers.restarts import TaskExit
 from tests.launch.local_tasks import ROOT
 from tests.waiting import wait_until
 

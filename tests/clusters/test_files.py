@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from crankshaft.launch.cluster import discovery, kubernetes
+from crankshaft.parts.clusters import discovery, kubernetes
 from tests.clusters.job_controller import jobs_of
 
 pytestmark = pytest.mark.thorough

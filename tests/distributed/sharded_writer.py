@@ -18,11 +18,11 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, WritingProcess
 from crankshaft.engine.errors import SaveError
 from crankshaft.engine.mesh import sharded
-from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
 from crankshaft.engine.strategies import WorkerTask
-from crankshaft.engine.workers.multi_worker import connect
-from crankshaft.launch.cluster import tf_config
+from crankshaft.parts.clusters import tf_config
+from crankshaft.parts.sharding import Mesh
+from crankshaft.parts.workers.multi_worker import connect
 
 ROWS, WIDTH = 99_999, 128  # 51 MB, which do not divide by 2
 TIMEOUT_SECONDS = 10.0

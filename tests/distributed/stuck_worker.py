@@ -7,7 +7,7 @@ import sys
 import tensorflow as tf
 
 from crankshaft.engine.strategies.arrivals import Arrivals
-from crankshaft.engine.workers.watchdog import FIRST_CALL_FACTOR, Watchdog
+from crankshaft.parts.workers.watchdog import FIRST_CALL_FACTOR, Watchdog
 
 STEPS_PER_CALL = 50
 CONFIG = json.loads(os.environ["TF_CONFIG"])

@@ -12,9 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from crankshaft.launch.elastic.members import is_waiting
-from crankshaft.launch.launchers.children import Children
-from crankshaft.launch.launchers.restarts import has_ended, recorded_restarts
+from crankshaft.parts.elastic.members import is_waiting
+from crankshaft.parts.launchers.children import Children
+from crankshaft.parts.launchers.restarts import has_ended, recorded_restarts
 from tests import forked
 from tests.distributed import weighing
 from tests.processes import newest_snapshot

@@ -13,7 +13,7 @@ import json, os, sys
 import numpy as np
 import tensorflow as tf
 import crankshaft
-from tests.launch.saved.test_changed_data import Count
+from tests.runner.saved.test_changed_data import Count
 
 def half():
     options = tf.data.Options()

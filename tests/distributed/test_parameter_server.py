@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from crankshaft.engine.ask.requests import ask
 from crankshaft.engine.checkpoints import RunDir
 from crankshaft.engine.record.events import read
+from crankshaft.parts.ask.requests import ask
 from tests import runs
 from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
-from tests.engine.tensorboard.boards import raw_events
+from tests.parts.tensorboard.boards import raw_events
 from tests.processes import ROOT, Job
 
 LAYERED = ROOT / "tests" / "distributed" / "layered.py"

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from crankshaft.engine.tables import rehash
+from crankshaft.parts.tables import rehash
 from tests import runs
 from tests.processes import Job, peak_mib
 from tests.waiting import PATIENCE

@@ -100,7 +100,7 @@ import time
 from types import SimpleNamespace as Any
 from crankshaft.engine.errors import LostPeerError
 from crankshaft.launch.composition import training
-from crankshaft.launch.memory_snapshots import snapshots as in_memory
+from crankshaft.parts.memory_snapshots import snapshots as in_memory
 
 in_memory._WRITE_SECONDS = 0.2
 nothing = Any(close=lambda: None)

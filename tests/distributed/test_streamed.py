@@ -31,7 +31,7 @@ def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files
     run("straight", 50)
     by = manifests(tmp_path / "run")[-1]["about"]["input"]["train"]
     assert sum(by["counts"]) == streamed_digits.EXAMPLES
-    said = {7: "divided by files, ", 1: "divided by examples, each worker reads all and takes its rows of a batch"}
+    said = {7: "divided by files, ", 1: "divided by examples, each worker reads all and takes its part of a batch"}
     assert f"a dataset of 461 examples, 2 workers: {said[files]}" in first
     assert "counting examples" in first
     assert "counting examples" not in again

@@ -16,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.strategies.options import default_timeout_seconds
-from crankshaft.engine.workers import watchdog
-from crankshaft.engine.workers.peers import Peers
-from crankshaft.engine.workers.watchdog import Watchdog
-from crankshaft.launch.launchers.resources import free_ports
+from crankshaft.parts.launchers.resources import free_ports
+from crankshaft.parts.workers import watchdog
+from crankshaft.parts.workers.peers import Peers
+from crankshaft.parts.workers.watchdog import Watchdog
 from tests.waiting import PATIENCE, wait_until
 
 WORKER = pathlib.Path(__file__).with_name("stuck_worker.py")
@@ -291,7 +291,7 @@ def test_who_has_the_port_of_a_watch_is_named_if_it_is_this_process(caplog, is_w
 
 HOLD = """
 import ctypes
-from crankshaft.engine.workers.watchdog import Watchdog
+from crankshaft.parts.workers.watchdog import Watchdog
 def hold_the_lock():
     ctypes.PyDLL(None).sleep(3600)  # calls through PyDLL keep Python's lock
 with Watchdog(0, ("worker 0",), ("localhost:0",), 1.0) as watchdog:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
-from tests.engine.tensorboard.boards import scalars
+from tests.parts.tensorboard.boards import scalars
 
 EXAMPLES, BATCH = 5000, 660  # eight steps an epoch, the last of 380; a batch divides over one, two and three workers
 SIZES = (2100, 1, 2899)  # of the files

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft import Trainer, auc, mean
-from crankshaft.engine import devices, hooks, logging
+from crankshaft.engine import hooks, logging
 from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.data.source import Source, SourceSlice, Spec, Split
@@ -30,11 +30,12 @@ from crankshaft.engine.mesh import collectives
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext, StepOptions
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask
-from crankshaft.engine.tensorboard import TensorBoard
-from crankshaft.engine.workers.multi_worker import MultiWorker
-from crankshaft.launch.cluster import tf_config
+from crankshaft.launch.composition import devices
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.parts.clusters import tf_config
+from crankshaft.parts.tensorboard import TensorBoard
+from crankshaft.parts.workers.multi_worker import MultiWorker
 from tests.engine.trainers import stripes
 
 EXAMPLES, BATCH, EPOCHS = 25, 6, 2

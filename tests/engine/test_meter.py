@@ -10,12 +10,12 @@ import pytest
 
 from crankshaft.engine.meter import Meter, Segment
 from crankshaft.engine.metrics.pairs import Mean
-from crankshaft.engine.metrics.sums import LoopSums, RowSpec
+from crankshaft.engine.metrics.sums import LoopSums, SumSpec
 
 
 def call(number: int, seconds: float = 1.0, **more) -> Segment:
     """A call of two steps, whose loss is its number."""
-    sums = LoopSums([RowSpec("loss", Mean)], np.array([[2.0 * number, 2.0]]))
+    sums = LoopSums([SumSpec("loss", Mean)], np.array([[2.0 * number, 2.0]]))
     return Segment(2 * number, 2, 8, sums, seconds, **more)
 
 

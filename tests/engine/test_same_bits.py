@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine import sharding as parallel
 from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.input import synthetic_clicks
 from crankshaft.models import dlrm, transformer_lm, wide_deep
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.parts import sharding as parallel
 from tests.bench import assert_same_bits
 from tests.engine.optimizers import test_averaging
 from tests.engine.reduction.noisy_points import four_classes
 from tests.engine.reduction.test_aggregation import Recurrent, Replay
 from tests.engine.reduction.test_local_sgd import Normalized
-from tests.engine.sharding import test_shard_optimizer
-from tests.engine.tables.test_admission import figures, power_law, pull
 from tests.engine.test_gan import Gan, points
+from tests.parts.sharding import test_shard_optimizer
+from tests.parts.tables.test_admission import figures, power_law, pull
 
 AT, UNTIL = 8, 20  # in the second and third epoch, whose last batches are smaller; periods of local SGD end there
 RNG = np.random.default_rng(0)

@@ -10,9 +10,9 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.step.options import RunContext
-from crankshaft.engine.tables import Embedding
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.parts.tables import Embedding
 from tests.arrays import assert_close, assert_same
 from tests.engine.trainers import Squares
 

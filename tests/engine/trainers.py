@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from crankshaft import Trainer, build_embeddings, make_optimizer, mean
-from crankshaft.engine.tables import Embedding
+from crankshaft.parts.tables import Embedding
 
 
 class Squares(Trainer):

@@ -51,7 +51,7 @@ class Report:
           others: further exit codes, for the table.
         """
         codes = [task.wait() for task in tasks]
-        seen += "" if noticed is None else f"; noticed after {noticed:.0f} s"
+        seen += "" if noticed is None else f" (noticed after {noticed:.0f} s)"
         print(f"\n{case}: {seen}")
         for host, (task, code) in enumerate(zip(tasks, codes, strict=True), 1):
             print(f"  host{host}: exit {code}: {task.error[:300] if code else 'no error'}")

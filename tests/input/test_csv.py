@@ -327,7 +327,7 @@ def test_evaluation_has_the_types_of_training(tmp_path):
         ([HEADER + '1,2,"x,1\n'], "0.csv:2: unexpected end of data; mend the record, a quote may not be closed"),
         ([HEADER + '1,2,"x"y,1\n'], "0.csv:2: ',' expected after '\"'; mend the record"),
         ([HEADER], "0.csv has a header and no records; give files that have some"),
-        ([""], "0.csv is empty: expected rows, found 0 bytes"),
+        ([""], "0.csv is empty: expected records, found 0 bytes"),
         (["id,id,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found two columns 'id'"),
         (["id,,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found a column without a name"),
         ([HEADER + records(0, 1), "id,label\n1,1\n"], "1.csv:1: the header is id, label, and that of"),

@@ -30,6 +30,12 @@ def test_what_is_known_comes_back_from_a_file():
 @pytest.mark.parametrize(
     "content",
     [
+        {"num_classes": "3"},
+        {"ids": ["bytes"]},
+        {"vocabulary": {"city": "5"}},
+        {"vocabulary": [5]},
+        {"columns": {}},
+        {"class_weight": [1]},
         {"classes": [1]},
         {"classes": 3},
         {"preprocessing": {"columns": {"city": {"kind": "category", "words": [None]}}, "array": []}},

@@ -14,8 +14,8 @@ import pytest
 from crankshaft.engine.errors import SourceError, UnavailableError, UsageError
 from crankshaft.input.checks import InputError
 from crankshaft.input.files import listing, storage
-from crankshaft.launch import explanations, failures
-from crankshaft.launch.host.remote import RemoteFolder
+from crankshaft.runner import explanations, failures
+from crankshaft.runner.host.remote import RemoteFolder
 
 CONTENT = bytes(range(256)) * 4
 

@@ -347,7 +347,7 @@ MISTAKES = [
     (lambda here: write(here / "a/1.webp", b""), {}, r"a/1\.webp is of a kind that is not read; convert it"),
     (lambda here: write(here / "a/1.ppm", b""), {}, r"a/1\.ppm is of a kind that is not read; convert it"),
     (listed(b""), {}, "names no file"),
-    (listed(b"a.jpg,1\nb.jpg\n"), {}, "line 2: expected path,label, found 'b.jpg'"),
+    (listed(b"a.jpg,1\nb.jpg\n"), {}, "line 2: expected path,label, found one of them"),
     (listed(b"a.jpg,\n"), {}, "line 1: expected path,label"),
     (listed(b"\xff\xfe\x00"), {}, "is not text in UTF-8"),
     (listed(b"absent.jpg,1\n"), {}, r"absent\.jpg can't be read \(No such file"),

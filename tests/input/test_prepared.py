@@ -188,6 +188,27 @@ def test_a_lock_that_another_user_has_left_is_taken_or_named(shared, mode):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
+def test_users_of_a_folder_that_one_alone_may_write_to_do_not_wait_for_one_another(shared, monkeypatch):
+    """Else whoever may read it could hold the lock for ever."""
+    for folder in (shared.parent, shared.parent / ".crankshaft"):
+        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory() as temporary, start(shared, 1000) as owner:
+        try:
+            assert owner.stdout.readline() == b"writing\n"
+            (lock,) = (name for name in kept(shared) if name.endswith(".lock"))
+            os.chmod(temporary, 0o777)
+            monkeypatch.setattr(tempfile, "tempdir", temporary)
+            os.seteuid(2002)
+            with pytest.raises(PermissionError):
+                os.open(shared.parent / ".crankshaft" / lock, os.O_RDONLY)
+            files = Files([str(shared)])
+            assert prepared(files, "slow", {}, doubled(files)).path.startswith(temporary)
+        finally:
+            os.seteuid(0)
+            owner.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
 def test_files_in_a_read_only_folder_are_prepared_in_a_temporary_one_of_this_user(shared, monkeypatch, caplog):
     (temporary := shared.parent / "tmp").mkdir()
     temporary.chmod(0o777)

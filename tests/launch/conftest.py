@@ -239,7 +239,7 @@ def local(crank, tmp_path):
 @pytest.fixture
 def small_probe(monkeypatch):
     """Has the limits measured by matrices of 256 rows and arrays of a MiB."""
-    from crankshaft.launch.plan import measured_limits
+    from crankshaft.parts.plan import measured_limits
 
     monkeypatch.setattr(measured_limits, "_MATMUL_SIZE", {"CPU": 256})
     monkeypatch.setattr(measured_limits, "_MOST_ARRAY_BYTES", 1 << 20)

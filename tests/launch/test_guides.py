@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer
 from crankshaft.engine.internals.tensorflow import use_new_collective_keys
-from crankshaft.launch.command_line.flags import Flags
+from crankshaft.runner.command_line.flags import Flags
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
 

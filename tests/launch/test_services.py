@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from crankshaft.launch.launchers.resources import free_ports
+from crankshaft.parts.launchers.resources import free_ports
 from tests.pages import ROOT, blocks
 from tests.waiting import PATIENCE, wait_until
 

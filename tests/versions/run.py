@@ -30,7 +30,7 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.path[:] = [folder for folder in sys.path if folder]
 import crankshaft
-folders = ("engine", "models", "input", "launch")
+folders = ("engine", "models", "input", "launch", "parts", "runner")
 names = [m.name for m in pkgutil.walk_packages(crankshaft.__path__, "crankshaft.", onerror=lambda name: None)]
 names = [name for name in names if name.split(".")[1] in folders]
 for name in names:

@@ -33,6 +33,7 @@ class Rules:
       by_batch: whether batches of any sizes are each a step's, where they are not of one.
       ends: whether to read a generator to its end first, into memory, since its length is unknown before.
       weighs_outputs: whether there may be several weights: per output, or per step of a sequence.
+      keeps_batch_size: whether data that comes in batches has their size as its default.
       rank: rank of the first feature of a batch of the run that data is for: a dataset's elements of this rank are
         batches; None: its operations show what they are.
       look_up: converts raw features, nests of arrays or tensors; a source that its input preprocessed stays.
@@ -45,6 +46,7 @@ class Rules:
     by_batch: bool = False
     ends: bool = False
     weighs_outputs: bool = False
+    keeps_batch_size: bool = False
     rank: int | None = None
     look_up: Callable[[Any], Any] | None = None
     may_lack: bool = False

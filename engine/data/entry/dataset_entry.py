@@ -15,13 +15,13 @@ from ...internals import pipelines
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
-from ..streamed import DatasetStream, Stream, is_off, rows_as_tensors
+from ..streamed import DatasetStream, Stream, examples_as_tensors, is_off
 from . import views
 from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
 from .py_dataset import ONE_SIZE
 
 _GAPS = (
-    "a sparse row of the dataset lacks values before its last, so its length is unknown; state its size in the "
+    "a sparse example of the dataset lacks values before its last, so its length is unknown; state its size in the "
     "dataset's spec, or make it dense by tf.sparse.to_dense"
 )
 _EMPTY = "the {} data is an empty dataset; give at least one example"
@@ -47,13 +47,13 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
     given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
     # Now, of the user's own operations: functions that are mapped below would hide them.
-    may_pad, rank_of_rows = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
+    may_pad, rank_of_lists = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
     given = dataset.element_spec
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(functools.partial(_without_sparse, rank_of_rows))
-    dataset = rows_as_tensors(dataset)
+        dataset = dataset.map(functools.partial(_without_sparse, rank_of_lists))
+    dataset = examples_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
     batch_examples, by_batch = None, False
     if rules.as_keras:
@@ -65,7 +65,9 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
             dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
             dataset = _unbatch(name, dataset)
     elif is_batched:
-        dataset = rows_as_tensors(dataset.unbatch())
+        if rules.keeps_batch_size:
+            batch_examples, _ = given_batches or _batch_size(name, dataset, takes_any=True)
+        dataset = examples_as_tensors(dataset.unbatch())
         notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     for path in pipelines.files_written(dataset):
         for lock in tf.io.gfile.glob(f"{glob.escape(path)}*.lockfile"):  # TensorFlow does not repair such a cache
@@ -96,7 +98,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
 
     def with_origin(spec: Spec, given: tf.TypeSpec) -> Spec:
         is_ragged, is_sparse = isinstance(given, tf.RaggedTensorSpec), isinstance(given, tf.SparseTensorSpec)
-        has_lengths = is_ragged or (is_sparse and given.shape.rank == rank_of_rows)
+        has_lengths = is_ragged or (is_sparse and given.shape.rank == rank_of_lists)
         has_lengths = has_lengths or not (may_pad or (is_sparse and is_batched)) or not spec.unknown
         return dataclasses.replace(spec, is_ragged=is_ragged, has_lengths=has_lengths)
 
@@ -117,21 +119,21 @@ def warn_of_padding(name: str, elements: Any, rules: Rules) -> None:
         )
 
 
-def _without_sparse(rank_of_rows: int | None, *element):
-    """Converts sparse tensors of an element to dense ones, and rows of any length, of this rank, to ragged ones.
+def _without_sparse(rank_of_lists: int | None, *element):
+    """Converts sparse tensors of an element to dense ones, and lists of any length, of this rank, to ragged ones.
 
-    A row's shape is not its length: rows of a batch, also those taken from it, share that of its longest.
+    A list's shape is not its length: the lists of a batch, also those taken from it, share that of its longest.
     """
 
     def dense(x: Any) -> Any:
         if not isinstance(x, tf.SparseTensor):
             return x
-        if x.shape.rank != rank_of_rows or x.shape[-1] is not None:
+        if x.shape.rank != rank_of_lists or x.shape[-1] is not None:
             return tf.sparse.to_dense(x)
-        rows = x if x.shape.rank == 2 else tf.sparse.expand_dims(x, 0)
-        ragged = tf.RaggedTensor.from_value_rowids(x.values, rows.indices[:, 0], rows.dense_shape[0])
-        in_row = tf.range(tf.size(x.values, tf.int64)) - tf.gather(ragged.row_starts(), rows.indices[:, 0])
-        has_no_gaps = tf.reduce_all(rows.indices[:, 1] == in_row)
+        lists = x if x.shape.rank == 2 else tf.sparse.expand_dims(x, 0)
+        ragged = tf.RaggedTensor.from_value_rowids(x.values, lists.indices[:, 0], lists.dense_shape[0])
+        in_list = tf.range(tf.size(x.values, tf.int64)) - tf.gather(ragged.row_starts(), lists.indices[:, 0])
+        has_no_gaps = tf.reduce_all(lists.indices[:, 1] == in_list)
         with tf.control_dependencies([tf.debugging.Assert(has_no_gaps, [_GAPS])]):
             ragged = tf.identity(ragged)
         return ragged if x.shape.rank == 2 else ragged.values
@@ -150,10 +152,10 @@ def _without_none(is_batched: bool, may_lack: bool, x, y=None, weights=None) -> 
 
 
 def _batch_size(name: str, dataset: tf.data.Dataset, takes_any: bool) -> tuple[int, bool]:
-    """Returns a batch's rows, of its first array, and whether arrays have other numbers of rows, as of a zip."""
+    """Returns the examples in a batch's first array, and whether other arrays have other numbers, as of a zip."""
     shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
     sizes = [shape[0] if shape.rank else 0 for shape in shapes]
-    if None in sizes and len({*sizes}) == 2:  # a function makes some of them, of as many rows, which unbatching checks
+    if None in sizes and len({*sizes}) == 2:  # a function makes some, of as many examples, which unbatching checks
         sizes = [size for size in sizes if size is not None]
     elif None in sizes:  # from .batch(): the last may be smaller
         sizes = [int(tf.shape(x)[0]) for batch in dataset.take(1) for x in tf.nest.flatten(batch)]
@@ -162,10 +164,10 @@ def _batch_size(name: str, dataset: tf.data.Dataset, takes_any: bool) -> tuple[i
     if takes_any and len({*sizes}) > 1 and all(sizes) and pipelines.is_batched(dataset) is not False:
         return sizes[0], True
     if len({*sizes}) > 1 or not all(sizes):
-        rows = ", ".join(sorted({*map(str, sizes)}))
+        shown = ", ".join(sorted({*map(str, sizes)}))
         raise UsageError(
-            f"the {name} dataset's elements are not batches: their arrays have {rows} rows; call dataset.batch(32), or "
-            "make as many rows in each"
+            f"the {name} dataset's elements are not batches: their arrays have {shown} examples; call "
+            "dataset.batch(32), or make as many in each"
         )
     return sizes[0], False
 
@@ -184,7 +186,7 @@ def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.dat
 
 def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Unbatches a dataset; examples of unknown shape have the first ones', or any length by `padded_batch`."""
-    examples = rows_as_tensors(dataset.unbatch())
+    examples = examples_as_tensors(dataset.unbatch())
     if all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(examples.element_spec)):
         return examples
     first_shapes = [tf.nest.map_structure(lambda x: x.shape[1:], batch) for batch in dataset.take(2)]  # as in Keras
@@ -249,14 +251,13 @@ def _comes_in_batches(name: str, dataset: tf.data.Dataset, rank: int | None) -> 
     sizes = {spec.shape[0] if spec.shape.rank else 0 for spec in specs}
     if len(sizes) > 1 or sizes == {0}:
         return False
-    is_batch = pipelines.is_batched(dataset)
-    if sizes == {None}:  # as .batch() makes them, or examples of any length
-        return is_batch is not False
-    if is_batch is None:
-        (size,) = sizes
+    is_batch, (size,) = pipelines.is_batched(dataset), sizes
+    # As .batch() makes them, or examples of any length.
+    if is_batch is None and (size or pipelines.has_opaque_source(dataset)):
+        length, examples = (size, size) if size else ("any length", "as many")
         raise UsageError(
-            f"the {name} dataset's elements have {size} rows in each component, which are {size} examples or one: its "
-            "operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one example, "
-            "with batch(1)"
+            f"the {name} dataset's elements have a first axis of {length} in each component, {examples} examples or "
+            "one: its operations don't tell. If each element is a batch, end the dataset with unbatch(); if it is one "
+            "example, with batch(1)"
         )
-    return is_batch
+    return is_batch is not False

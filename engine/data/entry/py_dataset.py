@@ -22,7 +22,7 @@ from ..arrays import RaggedArray, as_dense
 from ..frames import as_float32
 from ..reader import fits
 from ..source import Source, Spec, unknown_dimensions
-from ..streamed import Stream, rows_as_tensors
+from ..streamed import Stream, examples_as_tensors
 
 ONE_SIZE = (
     "make all but the last equal, as dataset.unbatch().batch(32) does; accumulate_steps, parameter servers, TPUs and "
@@ -83,7 +83,7 @@ def _other_sizes(batch: Any) -> str:
     if len(sizes) == 1:
         return ""
     shown = ", ".join(map(str, sizes))
-    return f"a batch with arrays of {shown} examples; make as many of each, such as a row for each graph, by padding"
+    return f"a batch with arrays of {shown} examples; make as many of each, such as one for each graph, by padding"
 
 
 class BatchSource(Source):
@@ -169,7 +169,7 @@ class BatchSource(Source):
             return np.empty(size, object) if spec.unknown else np.empty([size, *shape], spec.dtype)
 
         for number in np.unique(numbers):
-            batch, rows = self._batch(int(number)), np.flatnonzero(numbers == number)
+            batch, places = self._batch(int(number)), np.flatnonzero(numbers == number)
             wanted = min(self.chunk_examples, self._examples - int(number) * self.chunk_examples)
             if self._size(batch) != wanted:
                 raise SourceError(
@@ -184,12 +184,12 @@ class BatchSource(Source):
             if gathered is None:
                 gathered = tf.nest.map_structure(empty, self.element_spec)
             for to, array in zip(tf.nest.flatten(gathered), tf.nest.flatten(batch), strict=True):
-                examples = array[offsets[rows]]
+                examples = array[offsets[places]]
                 if examples.shape[1:] == to.shape[1:]:
-                    to[rows] = examples
+                    to[places] = examples
                 else:  # an array of arrays
-                    for row, example in zip(rows, examples, strict=True):
-                        to[row] = example
+                    for place, example in zip(places, examples, strict=True):
+                        to[place] = example
         return gathered
 
     def _batch(self, number: int, is_first: bool = False) -> Any:
@@ -268,7 +268,7 @@ class GeneratorStream(Stream):
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         signature = tf.nest.map_structure(form.batch_spec, self.element_spec)
         dataset = tf.data.Dataset.from_generator(self._next, output_signature=signature)
-        dataset = dataset if self.by_batch else rows_as_tensors(dataset.unbatch())
+        dataset = dataset if self.by_batch else examples_as_tensors(dataset.unbatch())
         # TensorFlow does not know how many a generator has.
         return dataset.apply(tf.data.experimental.assert_cardinality(self.length))
 

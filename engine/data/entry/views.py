@@ -227,8 +227,9 @@ def _weights_by_class(labels: tf.Tensor, class_weight: Mapping[int, float]) -> t
             f"class_weight: labels are of shape {labels.shape}, so an example has no class; give sample_weight"
         )
     classes = tf.cast(tf.round(tf.cast(labels, tf.float32)), tf.int64)
-    one_hot = tf.cast(classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64), tf.float32)
-    return tf.reduce_sum(one_hot * [*class_weight.values()], 1) + 1.0 - tf.reduce_sum(one_hot, 1)
+    is_class = classes[:, tf.newaxis] == tf.constant([*class_weight], tf.int64)
+    weights = tf.reduce_sum(tf.where(is_class, tf.constant([*class_weight.values()], tf.float32), 0.0), 1)
+    return tf.where(tf.reduce_any(is_class, 1), weights, 1.0)
 
 
 def _with_labels(split: Source | Stream, function: Callable[..., tuple], tag: str = "") -> Source | Stream:
@@ -257,13 +258,13 @@ def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
     # `convert` takes batches, and a stream has single examples, unless it is by batch: each is a batch of one.
-    def row(*components):
+    def converted(*components):
         element = components[0] if len(components) == 1 else components
         if stream.by_batch:
             return convert(element)
         return tf.nest.map_structure(lambda x: x[0], convert(tf.nest.map_structure(lambda x: x[tf.newaxis], element)))
 
-    return _PipedStream(stream, lambda dataset: dataset.map(row))
+    return _PipedStream(stream, lambda dataset: dataset.map(converted))
 
 
 class _DecodedSource(WrappedSource):

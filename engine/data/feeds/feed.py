@@ -57,6 +57,7 @@ class Feed(abc.ABC):
       last_step: the step at which the run ends, if known: a feed that reads ahead reads no batch from there on, unless
         it is asked for it. Set from outside.
       saved_states: returns the positions saved at a step, of all processes; None unless training's. Set from outside.
+      processes: the training processes, `engine.strategies.base.Processes`; None unless training's. Set from outside.
     """
 
     order: Order
@@ -67,6 +68,8 @@ class Feed(abc.ABC):
     any_size: bool = False
     last_step: int | None = None
     saved_states: Callable[[int], Sequence[bytes] | None] = staticmethod(lambda step: None)  # type: ignore[assignment]
+
+    processes: Any = None
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
         """Returns how many of `limit` steps from `step` on one call can take; at least 1."""

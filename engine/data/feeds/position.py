@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...internals.tensorflow import TrackableNode
+from ...internals.tensorflow import TrackableNode, outside_scopes
 from .feed import Feed
 
 
@@ -39,6 +39,10 @@ class Position(TrackableNode):
         self._processes = processes
         if self._feed is None:
             return
+        outside_scopes(self._make_variables)  # `fit` may be called within a strategy's scope
+        self._feed.saved_states, self._feed.processes = self._saved_states, processes
+
+    def _make_variables(self) -> None:
         with tf.device("CPU:0"):
             if not hasattr(self, "step"):
                 self.step = tf.Variable(-1, dtype=tf.int64, trainable=False)
@@ -46,7 +50,6 @@ class Position(TrackableNode):
             for number in range(len(self._feed.part.counts)):
                 if not hasattr(self, f"process_{number}"):
                     setattr(self, f"process_{number}", tf.Variable("", trainable=False))
-        self._feed.saved_states = self._saved_states
 
     def capture(self, step: int) -> None:
         """Stores the feed's position for the checkpoint of this step. Every process must call it."""

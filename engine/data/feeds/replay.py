@@ -1,4 +1,4 @@
-"""Reads an epoch of a stream again in the same order, if the stream shuffles and its position can't be saved.
+"""Reads an epoch of a stream again, if its position can't be saved: in the same order, or finds that it is another.
 
 Parts of it run in the stream's pipeline.
 """
@@ -25,7 +25,8 @@ class ReplayPosition(NamedTuple):
     Attributes:
       shuffles: identifies the stream's shuffles, plain JSON.
       seeds: the shuffles' state at the epoch's beginning; b"" if unknown.
-      first_batch: for each component of the epoch's first batch, its checksum and whether its rows differ; or None.
+      first_batch: for each component of the epoch's first batch, its checksum and whether its examples differ; or None.
+        Of a stream without epochs, of the batch that it began with.
     """
 
     shuffles: Any
@@ -50,10 +51,10 @@ class Replay:
 
     Each reading of a `Dataset.shuffle` takes the next seeds of a generator that all its readings share. The state of
     any iterator over the shuffle includes how many seeds the generator has given, and restoring it sets the generator.
-    `unread` is an iterator over the shuffles, from which nothing is read.
+    `unread` is an iterator over the shuffles, from which nothing is read; None without shuffles.
     """
 
-    def __init__(self, unread: tf.data.Iterator, shuffles: Any):
+    def __init__(self, unread: tf.data.Iterator | None, shuffles: Any):
         self._unread, self._shuffles = unread, shuffles
         self._is_large = False
         self._before = self._state()
@@ -86,13 +87,13 @@ class Replay:
     def agrees(self, epoch: int, position: ReplayPosition) -> bool:
         """Returns whether an epoch that was read again has its examples in the order of the position.
 
-        Its first batch is the same, or a component of it that differs by example, such as labels, where others have
-        changed at random.
+        Its first batch is the same, but for what has changed at random.
         """
-        first, before = self._first_batches.get(epoch, []), position.first_batch
-        return before in (None, first) or any(
-            one == other and one[1] for one, other in zip(before, first, strict=False)
-        )
+        return position.first_batch is None or alike(self.first_batch(epoch), position.first_batch)
+
+    def first_batch(self, epoch: int) -> list[list[int]]:
+        """Returns the digest of an epoch's first batch; empty if it has not been read."""
+        return self._first_batches.get(epoch, [])
 
     def note_epoch(self, epoch: tf.Tensor) -> tf.Tensor:
         """Notes the seeds at the beginning of an epoch, and returns its number. In the pipeline."""
@@ -123,7 +124,7 @@ class Replay:
         return batches.enumerate().map(noted)
 
     def _state(self) -> bytes:
-        if self._is_large:
+        if self._unread is None or self._is_large:
             return b""
         try:
             state = iterator_state(self._unread, ignores_functions=True)
@@ -131,6 +132,11 @@ class Replay:
             return b""
         self._is_large = len(state) > _MOST_SEED_BYTES
         return state
+
+
+def alike(one: list[list[int]], other: list[list[int]]) -> bool:
+    """Returns whether digests are of one batch, or a component that differs by example, such as labels, is the same."""
+    return one == other or any(a == b and a[1] for a, b in zip(one, other, strict=False))
 
 
 def _checksum(values: np.ndarray) -> list[int]:

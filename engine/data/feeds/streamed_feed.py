@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -17,14 +18,14 @@ from ...internals import pipelines
 from ...internals.tensorflow import iterator_state, restore_iterator, shuffled
 from ...randomness import epoch_seed
 from ..buckets import in_windows
-from ..form import zeros
+from ..form import fields, zeros
 from ..order import Order, even_range, replica_range
 from ..source import Spec, unknown_dimensions
 from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
 from ..timeouts import StreamTimeout
 from .blocks import Devices
 from .feed import CallInput, Feed, FeedStats
-from .replay import Replay, ReplayPosition
+from .replay import Replay, ReplayPosition, alike
 
 _MOST_STATE_BYTES = 1 << 30  # TensorFlow's limit is 2 GiB, and several checkpoints are kept
 _AHEAD = 4  # batches
@@ -38,6 +39,24 @@ _OTHER_SAMPLES = (
     "the dataset samples %s (Dataset.sample_from_datasets, rejection_resample, random, or shuffle with "
     "reshuffle_each_iteration=False), so a run resumed in another process has other samples from its next epoch on; "
     "give each a seed"
+)
+
+_HOW_TO_RESUME = (
+    "seed what the dataset shuffles and samples (with TensorFlow's data service, in `ids.repeat()` before distribute), "
+    "or give a live stream to run.train(data=...) of an open_run"
+)
+_OTHER_WORKERS = (
+    "the first batch of the train data at {} differs from {}'s, and each reads all of it and takes its rows: give all "
+    "workers the same order, without what samples at random; from TensorFlow's data service, let each read batches of "
+    "its own (consumer_index, num_consumers, or one job_name, of `ids.repeat()`), with auto_shard_policy=off"
+)
+_OTHER_EPOCH = (
+    "the training data is another when it is read again up to step %d: its epoch began with another batch, so some of "
+    f"its examples are trained on twice, and others not; {_HOW_TO_RESUME}"
+)
+_OTHER_STREAM = (
+    "the training data is another when it is read again: this run goes on at step %d with what comes next, and what "
+    f"was read ahead when it stopped is lost; {_HOW_TO_RESUME}"
 )
 
 
@@ -119,7 +138,7 @@ class StreamedFeed(Feed):
         return json.dumps(identity, default=str)
 
     def max_steps_per_call(self, step: int, limit: int) -> int:
-        # All steps of a call gather equally many rows, as TensorFlow's collectives require.
+        # All steps of a call gather equally many examples, as TensorFlow's collectives require.
         stream = self.part.stream
         is_any_length = self._num_shards * len(self.part.counts) > 1 and (
             stream.by_batch or unknown_dimensions(stream.element_spec)
@@ -203,14 +222,14 @@ class StreamedFeed(Feed):
 
     @functools.cached_property
     def _why_replayed(self) -> str:
-        """Why the position of a stream that shuffles can't be saved; "" if it can, or the stream does not shuffle.
+        """Why the stream's position can't be saved; "" if it can, as far as the pipeline shows.
 
         It is decided once, from the pipeline's functions: saving fails only while an iterator calls one of them.
         """
-        stream = self.part.stream
-        if not stream.shuffles or self._distributes:
+        if self._distributes:
             return ""
-        return self._why_written or pipelines.stateful(stream.examples(self.order.seed, tf.constant(0, tf.int64)))
+        examples = self.part.stream.examples(self.order.seed, tf.constant(0, tf.int64))
+        return self._why_written or pipelines.served(examples) or pipelines.stateful(examples)
 
     def _warn_of_no_position(self, why: str) -> None:
         """Warns, once and if there is a reason, that checkpoints can't keep the position."""
@@ -253,21 +272,63 @@ class StreamedFeed(Feed):
                 )
         seeds = replayed.seeds if replayed and replayed.shuffles == self._shuffles else b""
         if saved is not None and (seeds or self._why_replayed):
-            self._replay = Replay(iter(self._batches(0)), self._shuffles)
-        iterator = iter(self._batches(epoch, self._replay))
+            self._replay = Replay(iter(self._batches(0)) if self._shuffles else None, self._shuffles)
+        # Workers that each read all of it have to get the same, which only its first batch shows.
+        compares = self._replay is not None and self._reads_alike and not is_again
+        gives_first_twice = compares if not in_epoch else self._replay is not None and not self.order.has_epochs
+        iterator = iter(self._batches(epoch, self._replay, gives_first_twice))
         has_order = self._replay is not None and self._replay.begin(epoch, seeds)
         if saved is not None and (index or is_again) and not has_order:
             self._check_order(step, replayed, is_first=not (epoch or is_again or state))
+        if compares and not in_epoch:
+            self.run_with_timeout(functools.partial(next, iterator), lambda: None)
+            self._check_workers(epoch)
         if in_epoch:
             # This may take as long as the epoch has, so it is shown, and the watchdog is told.
             with self._watch("reading the epoch again, batches", in_epoch) as done:
-                for number in range(in_epoch):
+                for number in range(in_epoch + gives_first_twice):
                     self.run_with_timeout(functools.partial(next, iterator), lambda: None)
                     done(number + 1)
-            if self._replay and replayed and not self._replay.agrees(epoch, replayed):
-                why = "its first batch is another, since the dataset samples at random or has changed"
-                raise _other_order(step, why, "give a Source")
+                    if number == 0 and compares:
+                        self._check_workers(epoch)
+                    if number == 0 and self._replay and self._begins_otherwise(step, replayed) and gives_first_twice:
+                        break  # the steps go on with what comes next, this batch first
         return iterator
+
+    @property
+    def _reads_alike(self) -> bool:
+        """Whether several processes each read the whole stream."""
+        return self.processes is not None and self.processes.num_hosts > 1 and not self.part.by_file
+
+    def _check_workers(self, epoch: int) -> None:
+        """Raises `UsageError`, in all processes, if they have read different first batches of an epoch."""
+        assert self._replay is not None
+        components, spec = self._replay.first_batch(epoch), self.part.stream.element_spec
+        num_features = len(tf.nest.flatten(fields(spec).features))
+        # Another CPU may round features otherwise.
+        is_exact = [number >= num_features or x.dtype.kind != "f" for number, x in enumerate(tf.nest.flatten(spec))]
+        firsts = self.processes.exchange([one for one, exact in zip(components, is_exact, strict=False) if exact])
+        names = self.processes.host_names
+        if others := [name for name, first in zip(names, firsts, strict=True) if not alike(first, firsts[0])]:
+            with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
+                self.processes.exchange()
+            raise UsageError(_OTHER_WORKERS.format(" and ".join(others), names[0]))
+
+    def _begins_otherwise(self, step: int, replayed: ReplayPosition | None) -> bool:
+        """Returns whether what is read again does not begin as it did, in any process; warns of it.
+
+        Raises:
+          UsageError: the stream shuffles, so the order is another.
+        """
+        epoch, _ = self.order.position(step)
+        is_other = self._replay is not None and replayed is not None and not self._replay.agrees(epoch, replayed)
+        if not any(self.processes.exchange(is_other)):
+            return False
+        why = "its first batch is another, since the dataset samples at random or has changed"
+        if is_other and self._shuffles:
+            raise _other_order(step, why, "give a Source")
+        logging.warning(_OTHER_EPOCH if self.order.has_epochs else _OTHER_STREAM, step)
+        return True
 
     def _check_order(self, step: int, replayed: ReplayPosition | None, is_first: bool) -> None:
         """Raises `UsageError` if a stream shuffles, whose seeds at the beginning of a step's epoch are unknown.
@@ -275,8 +336,10 @@ class StreamedFeed(Feed):
         `is_first`: whether the epoch is the run's first, and no other was read in this process.
         """
         stream = self.part.stream
+        if not self._shuffles and not (replayed and replayed.shuffles):
+            return
         was_counted = stream.length == tf.data.UNKNOWN_CARDINALITY  # which reads it
-        if replayed is None and (not stream.shuffles or (is_first and self._is_seeded and not was_counted)):
+        if replayed is None and is_first and self._is_seeded and not was_counted:
             return
         why = "no position is kept there, and its Dataset.shuffle has another order at each reading"
         fix = "leave that shuffle out, since the run shuffles (shuffle_buffer), or give a Source"
@@ -286,7 +349,7 @@ class StreamedFeed(Feed):
             why = "its Dataset.shuffle has changed"
         raise _other_order(step, why, fix)
 
-    def _batches(self, first_epoch: int, replay: Replay | None = None):
+    def _batches(self, first_epoch: int, replay: Replay | None = None, gives_first_twice: bool = False):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         is_ahead = self._is_constant or not self.order.has_epochs
         if not self.order.has_epochs:
@@ -294,6 +357,7 @@ class StreamedFeed(Feed):
             epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
         else:
             epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
+        epochs = _first_twice(epochs) if gives_first_twice else epochs
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
             options.deterministic = True
@@ -357,7 +421,7 @@ class StreamedFeed(Feed):
             is_whole = order.has_epochs and not (order.remainder or self.part.by_file)
             batches = batched(stream, examples, order.local_batch_size, order.drop_remainder or is_whole)
             shards = self._num_shards * len(self.part.counts)
-            batches = batches.map(functools.partial(_check_rows, shards)) if stream.by_batch and shards > 1 else batches
+            batches = batches.map(functools.partial(_check_even, shards)) if stream.by_batch and shards > 1 else batches
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -376,7 +440,16 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
     )
 
 
-def _check_rows(shards: int, *batch: Any) -> Any:
+def _first_twice(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches after another reading of the first, without another reading of what they come from."""
+
+    def repeated(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(batch).repeat(tf.where(number == 0, tf.constant(2, tf.int64), 1))
+
+    return batches.enumerate().flat_map(repeated)
+
+
+def _check_even(shards: int, *batch: Any) -> Any:
     """Makes reading fail where a batch can't be divided among replicas."""
     sizes = tf.stack([tf.shape(x)[0] for x in tf.nest.flatten(batch)])
     divides = tf.reduce_all(sizes == sizes[0]) | tf.reduce_all(sizes % shards == 0)

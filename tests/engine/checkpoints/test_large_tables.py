@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine.checkpoints import Checkpoints, slices, snapshot
-from crankshaft.engine.tables import Embedding
+from crankshaft.parts.tables import Embedding
 from tests.arrays import assert_same
 
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from crankshaft.engine.checkpoints import Checkpoints, load_weights, slices, snapshot
 from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.mesh import sharded
-from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.mesh.sharded import Sharding
+from crankshaft.parts.sharding import Mesh
 
 RNG = np.random.default_rng(0)
 # By name the whole, and how it is sharded: by columns, by rows that do not divide, a bias.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import keras
 import numpy as np
 import pytest
@@ -101,8 +103,8 @@ def test_each_form_has_the_same_examples_weights_and_views(form):
     assert_same(all_of(entered), (X, Y, W))
     for found, wanted in zip(all_of(views.first(entered, 7)), (X, Y, W), strict=True):
         np.testing.assert_array_equal(found, wanted[:7])
-    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 0.5, 2: 3.0}))[0].train
-    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [0.5, 1.0, 3.0]).astype(np.float32))
+    weighed = user_data.enter(Data(FORMS[form](X, Y), class_weight={0: 2e-8, 2: 1 / 227429}))[0].train
+    np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [2e-8, 1.0, 1 / 227429]).astype(np.float32))
     again = user_data.split("train", weighed)
     assert again.element_spec == weighed.element_spec
 
@@ -318,11 +320,11 @@ class Graphs(tf.keras.utils.PyDataset):
         ),
         ((each for each in [X]), user_data.Rules(), "a generator can be read once only"),
         ((None, Y), user_data.Rules(), "the x data has no features"),
-        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 rows; call data"),
+        (dataset(X, Y), AS_KERAS, "the x dataset's elements are not batches: their arrays have 0, 2 examples; call da"),
         (
             dataset(np.ones([3, 8, 2]), np.ones([3, 2])),
             AS_KERAS,
-            "the x dataset's elements are not batches: their arrays have 2, 8 rows; .* make as many rows in each",
+            "the x dataset's elements are not batches: their arrays have 2, 8 examples; .* make as many in each",
         ),
         (Graphs(), AS_KERAS, r"Graphs\[0\] is a batch with arrays of 8, 2 examples; make as many of each"),
         (dataset(X, Y).batch(4).filter(lambda *_: False), AS_KERAS, "the x data is an empty dataset"),
@@ -373,6 +375,12 @@ def batches_or_examples():
     rows = dataset(np.ones([12, 4], np.float32), np.ones([12, 4], np.float32))
     tiled = rows.flat_map(lambda *parts: dataset(*(tf.tile(part[None], [4, 1]) for part in parts)).batch(4, True))
     return tiled.map(lambda x, y: (x[:, 0], y[:, 0]))
+
+
+def saved_batches():
+    with tempfile.TemporaryDirectory() as folder:
+        dataset(X, Y).batch(4).save(folder)
+        return tf.data.Dataset.load(folder)
 
 
 def arrays_of_a_generator():
@@ -431,9 +439,10 @@ MISTAKES = [
     (lambda: Data(dataset(X, Y).window(2)), "the train dataset holds a DatasetSpec, and examples are tensors"),
     (
         lambda: Data(batches_or_examples()),
-        "elements have 4 rows in each component, which are 4 examples or one ... unbatch(); if ... with batch(1)",
+        "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",
     ),
-    (lambda: Data(arrays_of_a_generator()), "elements have 8 rows in each component, which are 8 examples or one"),
+    (lambda: Data(saved_batches()), "elements have a first axis of any length in each component, as many examples"),
+    (lambda: Data(arrays_of_a_generator()), "elements have a first axis of 8 in each component, 8 examples or one"),
 ]
 
 

@@ -444,7 +444,7 @@ def test_padding_of_batches_is_no_length_and_rows_of_sparse_tensors_have_theirs(
 def test_a_sparse_row_with_gaps_is_one_line():
     rows = tf.data.Dataset.range(3, 4).map(lambda size: tf.SparseTensor([[0], [2]], [1, 2], [size]))
     with pytest.raises(
-        tf.errors.InvalidArgumentError, match="a sparse row of the dataset lacks values before its last"
+        tf.errors.InvalidArgumentError, match="a sparse example of the dataset lacks values before its last"
     ):
         list(user_data.split("train", rows).examples(None, tf.constant(0, tf.int64)))
 

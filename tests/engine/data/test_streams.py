@@ -241,16 +241,91 @@ def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warning
     through = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
     through.train(9)
     kept = kept_of(through)
-    assert kept["process_0"] == b""
     through.train(10)
     kept_of(through)
     assert len(warnings) == 1
     assert "stateful" in warnings[0]
     through.train(20)
-    again = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
-    resumed(again, kept, 9).train(20)
-    assert seen(again)[9:] == seen(through)[9:]
-    assert watched.shown == [("reading the epoch again, batches", 1, 1)]
+    for position in (kept["process_0"], b""):  # a run of before kept nothing
+        again = bench(Recorder(), stateful(EXAMPLES), BATCH, feed=options, seed=3)
+        resumed(again, {**kept, "process_0": position}, 9).train(20)
+        assert seen(again)[9:] == seen(through)[9:]
+    assert watched.shown == 2 * [("reading the epoch again, batches", 1, 1)]
+    assert len(warnings) == 1
+
+
+def rows_of(generate):
+    """The examples of the numbers that a function makes anew at each reading."""
+    rows = arrays(500)
+    numbers = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.int64))
+    return numbers.map(lambda i: tf.nest.map_structure(lambda x: tf.gather(x, i), rows))
+
+
+@pytest.mark.parametrize("differs", ["order", "features", "nothing"])
+def test_an_epoch_that_is_read_again_in_another_order_is_a_line(bench, warnings, differs):
+    readings = itertools.count()
+
+    def numbers():
+        reading = next(readings)
+        return np.random.default_rng(reading if differs == "order" else 0).permutation(EXAMPLES)
+
+    def noisy(parts, number):
+        return {**parts, "value": parts["value"] + [0.0, tf.random.normal([])]}, number
+
+    examples = rows_of(numbers).apply(tf.data.experimental.assert_cardinality(EXAMPLES))
+    made = bench(Recorder(), examples.map(noisy) if differs == "features" else examples, BATCH, shuffle=False)
+    made.train(11)
+    kept = kept_of(made)
+    made.strategy.close_feeds()
+    resumed(made, kept, 11).train(20)
+    lines = [line for line in warnings if "another when it is read again up to step 11: its epoch began with" in line]
+    assert len(lines) == (differs == "order")
+    assert len(seen(made)) == 20
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_steps_without_epochs_go_on_with_what_comes_next_unless_the_same_comes_again(bench, warnings, is_live):
+    sent = itertools.count()
+
+    def numbers():
+        return iter(sent if is_live else range(400))
+
+    made = bench(Recorder(), streamed.Endless(DatasetStream(rows_of(numbers)), EXAMPLES), BATCH, shuffle=False)
+    made.train(3)
+    kept = kept_of(made)
+    made.strategy.close_feeds()
+    resumed(made, kept, 3).train(6)
+    before, after = np.split(np.ravel(seen(made)), [3 * BATCH])
+    np.testing.assert_array_equal(before, np.arange(3 * BATCH) + 1)
+    np.testing.assert_array_equal(after, np.arange(3 * BATCH) + after[0])
+    assert (after[0] > 3 * BATCH + 1) if is_live else (after[0] == 3 * BATCH + 1)  # some were read ahead
+    lines = [line for line in warnings if "this run goes on at step 3 with what comes next" in line]
+    assert len(lines) == is_live
+
+
+class Pair(Processes):
+    """This process and another, which has sent what `answer` makes of this one's value."""
+
+    host_names = ("worker 0", "worker 1")
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def exchange(self, value=None):
+        return [value, self.answer(value)]
+
+
+def test_workers_that_read_all_of_a_stream_compare_the_batch_that_they_begin_with(bench):
+    """Also where no iterator can be opened to look: its state can't be saved."""
+    made = bench(Recorder(), stateful(EXAMPLES), BATCH, shuffle=False)
+    feed = made.strategy.training.feed
+    feed.processes = Pair(lambda first: [[checksum + 1, varies] for checksum, varies in first or []])
+    with pytest.raises(UsageError, match=r"data at worker 1 differs from worker 0's.*consumer_index"):
+        made.train(2)
+    made = bench(Recorder(), stateful(EXAMPLES), BATCH, shuffle=False)
+    made.strategy.training.feed.processes = Pair(lambda first: first)
+    made.train(16)
+    assert_each_once(made, EXAMPLES, BATCH)
 
 
 def sampled(seed):

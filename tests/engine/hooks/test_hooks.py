@@ -11,8 +11,6 @@ import tensorflow as tf
 
 from crankshaft import Trainer, mean
 from crankshaft.engine import loop
-from crankshaft.engine.ask import requests
-from crankshaft.engine.ask.request_handler import RequestHandler
 from crankshaft.engine.errors import NonfiniteError
 from crankshaft.engine.hooks import (
     Hook,
@@ -30,8 +28,10 @@ from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, eva
 from crankshaft.engine.hooks.monitors import EarlyStopping
 from crankshaft.engine.hooks.numerics import NanGuard
 from crankshaft.engine.metrics.pairs import Mean
-from crankshaft.engine.metrics.sums import LoopSums, RowSpec
+from crankshaft.engine.metrics.sums import LoopSums, SumSpec
 from crankshaft.models.mlp import Model
+from crankshaft.parts.ask import requests
+from crankshaft.parts.ask.request_handler import RequestHandler
 from tests.arrays import assert_same
 from tests.waiting import wait_until
 
@@ -468,5 +468,5 @@ def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numeric
 
 
 def test_sums_are_read_once_however_many_hooks_keep_them():
-    sums = LoopSums([RowSpec("loss", Mean)], tf.constant([[6.0, 3.0]], tf.float64))
+    sums = LoopSums([SumSpec("loss", Mean)], tf.constant([[6.0, 3.0]], tf.float64))
     assert sums.read() is sums.read()

@@ -11,10 +11,10 @@ import tensorflow as tf
 from crankshaft.engine.hooks import Hook, every_steps, saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
-from crankshaft.engine.keras_models.keras_metrics import KerasMetric
 from crankshaft.engine.metrics import means, sums
 from crankshaft.engine.metrics.monitored import Monitored
 from crankshaft.models.mlp import Model
+from crankshaft.parts.keras_models.keras_metrics import KerasMetric
 from tests.arrays import assert_same
 
 pytestmark = pytest.mark.thorough
@@ -54,7 +54,7 @@ def mlp(bench, compiled):
 
 
 def measured(**pairs) -> dict:
-    return sums.kinds_by_name(sums.row_specs({"loss": means.mean([1.0]), **pairs}))
+    return sums.kinds_by_name(sums.sum_specs({"loss": means.mean([1.0]), **pairs}))
 
 
 def improvements(monitor, **arguments):

@@ -1,5 +1,8 @@
 """What a dataset's operations tell: whether its elements are batches, and what it writes as it is read."""
 
+import functools
+import tempfile
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +10,7 @@ import tensorflow as tf
 from crankshaft.engine.internals import pipelines
 
 X, Y = np.ones([40, 3], np.float32), np.ones([40], np.float32)
-SLICES = tf.data.Dataset.from_tensor_slices
+SLICES, experimental = tf.data.Dataset.from_tensor_slices, tf.data.experimental
 
 
 def batches(size=8):
@@ -16,6 +19,24 @@ def batches(size=8):
 
 def windows():
     return SLICES(np.arange(500)).batch(11, drop_remainder=True).map(lambda row: (row[:-1], row[1:]))
+
+
+@functools.cache
+def dispatcher():
+    return tf.data.experimental.service.DispatchServer()
+
+
+def saved(dataset):
+    with tempfile.TemporaryDirectory() as folder:
+        dataset.save(folder)
+        return tf.data.Dataset.load(folder)
+
+
+def served(dataset):
+    """A dataset of TensorFlow's data service, which is not read."""
+    service, target = tf.data.experimental.service, dispatcher().target
+    number = service.register_dataset(target, dataset)
+    return service.from_dataset_id("parallel_epochs", target, number, dataset.element_spec)
 
 
 def generated():
@@ -36,6 +57,25 @@ MADE = {
     "examples": (lambda: SLICES((X, Y)), False),
     "taken apart": (lambda: batches().unbatch(), False),
     "of files": (lambda: SLICES([0, 1]).interleave(lambda _: SLICES((X, Y))), False),
+    "numbered": (lambda: batches().enumerate().map(lambda number, batch: batch), True),
+    "numbered examples": (lambda: SLICES((X, Y)).enumerate().map(lambda number, example: example), False),
+    "snapshot": (lambda: batches().snapshot("/nowhere"), True),
+    "listed": (lambda: tf.data.experimental.from_list([*X]), False),
+    "random": (lambda: tf.data.Dataset.random(), False),
+    "lines": (lambda: tf.data.TextLineDataset("none"), False),
+    "records": (lambda: tf.data.TFRecordDataset(["none"]).map(lambda _: (X[:8], Y[:8])), False),
+    "records of one length": (lambda: tf.data.FixedLengthRecordDataset("none", 4), False),
+    "csv": (lambda: tf.data.experimental.CsvDataset("none", [tf.int32, tf.int32]), False),
+    "sql": (lambda: tf.data.experimental.SqlDataset("sqlite", "none", "", (tf.int32,)), False),
+    "saved": (lambda: saved(batches()), None),
+    "saved examples": (lambda: saved(SLICES(X)), None),
+    "saved numbers": (lambda: saved(SLICES(Y)), False),
+    "saved, then batches": (lambda: saved(SLICES((X, Y))).shuffle(3).batch(8, drop_remainder=True), True),
+    "saved, taken apart": (lambda: saved(batches()).map(lambda x, y: (x, y)).unbatch(), False),
+    "saved in parts": (lambda: SLICES([0]).flat_map(lambda _: saved(batches())), None),
+    "served": (lambda: served(batches()), None),
+    "served, taken apart": (lambda: served(batches()).unbatch(), False),
+    "a variant": (lambda: experimental.from_variant(experimental.to_variant(batches()), batches().element_spec), None),
     "windows": (windows, None),
     "generated": (generated, None),
     "batches of files": (lambda: SLICES([0, 1]).flat_map(lambda _: batches()), None),

@@ -14,8 +14,19 @@ import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "engine" / "internals"
-_FILES = ("patches.py", "tensorflow.py", "keras.py", "keras_compile.py", "keras_copy.py", "pipelines.py")
-OF_PRIVATE = [FOLDER / name for name in _FILES]
+_FILES = (
+    "patches.py",
+    "tensorflow.py",
+    "keras.py",
+    "keras_calls.py",
+    "keras_copy.py",
+    "keras_optimizers.py",
+    "keras_scopes.py",
+    "keras_state.py",
+    "pipelines.py",
+)
+_PARTS = ROOT / "parts" / "keras_models"
+OF_PRIVATE = [*(FOLDER / name for name in _FILES), _PARTS / "keras_compile.py", _PARTS / "keras_internals.py"]
 _OPTIMIZER, _LAYER = "keras.optimizers.Optimizer", "keras.layers.Layer"
 _CONTEXT = "tensorflow.python.eager.context.Context"
 _REDUCE = "tensorflow.python.distribute"
@@ -23,6 +34,7 @@ _COMPILED = "keras.src.trainers.compile_utils"
 # Attributes that engine/internals/ reads or sets, and whose they are.
 OF_OWNERS = {
     "tensorflow.python.data.experimental.ops.distribute": "_AutoShardDataset",
+    "tensorflow.python.data.experimental.ops.from_list": "_ListDataset",
     f"{_REDUCE}.cross_device_utils.CollectiveReplicaLauncher": "_all_gather _next_instance_key _ordering_token",
     f"{_REDUCE}.parameter_server_strategy_v2.ParameterServerStrategyV2Extended": "_allow_run_without_coordinator",
     _OPTIMIZER: (
@@ -116,8 +128,8 @@ OWNERS = {name: owner for owner, names in OF_OWNERS.items() for name in names.sp
 DOCUMENTED = {"_current_frames"}
 # Of Python's library, which has no others for forks and the end of a process; its own modules use them for the like.
 OF_PYTHON = {
-    "launch/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
-    "launch/host/process.py": {"_at_fork_reinit"},
+    "runner/host/exits.py": {"_children", "_exit_function", "_exitfunc", "_registry", "_run_exitfuncs", "_shutdown"},
+    "runner/host/forks.py": {"_at_fork_reinit"},
 }
 
 
@@ -194,7 +206,9 @@ def own(paths) -> set[str]:
 
 def test_no_other_folder_uses_a_private_name_or_imports_a_private_module():
     paths = [
-        path for folder in ("engine", "launch", "models", "input") for path in sorted((ROOT / folder).rglob("*.py"))
+        path
+        for folder in ("engine", "launch", "models", "input", "parts", "runner")
+        for path in sorted((ROOT / folder).rglob("*.py"))
     ]
     others = [path for path in paths if path not in OF_PRIVATE]
     defined, private = own(others), {name for name in OWNERS if name.startswith("_")}

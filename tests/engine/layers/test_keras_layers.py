@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from crankshaft.engine.layers import BatchNormalization, Conv2DMaxPool, Dense
 from crankshaft.engine.machine import cpus
-from crankshaft.engine.sharding import Dense as ParallelDense
-from crankshaft.engine.sharding import Embedding as ParallelEmbedding
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.parts.sharding import Dense as ParallelDense
+from crankshaft.parts.sharding import Embedding as ParallelEmbedding
 
 pytestmark = pytest.mark.thorough
 

@@ -88,12 +88,47 @@ def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
             files.make_file(path)
             swept.append(os.open(path, os.O_RDONLY))
             fcntl.flock(swept[0], fcntl.LOCK_EX)
-            threading.Timer(0.2, lambda: (os.remove(path), os.close(swept[0]))).start()
+            threading.Timer(0.2, lambda: os.close(swept[0])).start()
 
     swept = []
     with files.replacing(tmp_path / "a", make) as temporary:
         assert temporary == made[1] != made[0]
     assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
+    """Whoever may only read the folder can."""
+    made = []
+
+    def make(path):
+        files.make_file(path)
+        made.append(path)
+        if len(made) < 3:
+            held.append(os.open(path, os.O_RDONLY))
+            fcntl.flock(held[-1], fcntl.LOCK_EX)
+
+    held = []
+    with files.replacing(tmp_path / "a", make) as temporary:
+        assert temporary == made[2]
+    for descriptor in held:
+        os.close(descriptor)
+    assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(("folder", "expected"), [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o1777, 0o666)])
+def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, folder, expected):
+    before = os.umask(0)
+    try:
+        os.chmod(tmp_path, folder)
+        (tmp_path / "old").touch(0o664)
+        for name, mode in (("new", expected), ("old", expected & 0o664)):
+            os.close(files.open_lock(tmp_path / name))
+            assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == mode
+        os.umask(0o027)
+        os.close(files.open_lock(tmp_path / "masked"))
+        assert stat.S_IMODE(os.stat(tmp_path / "masked").st_mode) == expected & ~0o027
+    finally:
+        os.umask(before)
 
 
 def test_a_file_system_that_can_not_rename_is_named_and_nothing_is_left(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft import KerasMetric, Trainer, mean
 from crankshaft.engine.errors import UsageError
-from crankshaft.engine.metrics.sums import LoopSums, Sums, row_specs, stack
+from crankshaft.engine.metrics.sums import LoopSums, Sums, stack, sum_specs
 
 pytestmark = pytest.mark.thorough
 
@@ -181,7 +181,7 @@ def test_a_metric_that_the_length_of_padding_changes_is_refused(metric, is_refus
     outputs = tf.TensorSpec([None, None, 3] if is_refused else [None, None], tf.float32)
     metric = KerasMetric(metric())
     with (
-        pytest.raises(UsageError, match=r"is not made of sums .*; give it one row per entry, by tf.reshape\(labels")
+        pytest.raises(UsageError, match=r"is not made of sums .*; give it one example per entry, by tf.reshape\(labels")
         if is_refused
         else contextlib.nullcontext()
     ):
@@ -219,7 +219,7 @@ def test_a_window_goes_on_after_a_restart_and_a_batch_of_nothing_counts_for_noth
 
     def sums(y_true, y_pred):
         pairs = {"precision": metric(tf.constant(y_true), tf.constant(y_pred))}
-        return LoopSums(row_specs(pairs), stack(pairs, tf.float64))
+        return LoopSums(sum_specs(pairs), stack(pairs, tf.float64))
 
     window = Sums()
     window.add(sums(*batches[0]))
@@ -231,5 +231,5 @@ def test_a_window_goes_on_after_a_restart_and_a_batch_of_nothing_counts_for_noth
     assert again.means() == {"precision": pytest.approx(float(keras.result()))}
     pairs = {"precision": tf.nest.map_structure(tf.zeros_like, metric(tf.ones([1]), tf.ones([1])))}
     empty = Sums()
-    empty.add(LoopSums(row_specs(pairs), stack(pairs, tf.float64)))
+    empty.add(LoopSums(sum_specs(pairs), stack(pairs, tf.float64)))
     np.testing.assert_equal(empty.means(), {"precision": np.nan})

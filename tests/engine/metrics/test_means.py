@@ -11,7 +11,7 @@ from crankshaft import mean
 from crankshaft.engine.metrics import ranking
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.pairs import Mean
-from crankshaft.engine.metrics.sums import LoopSums, RowSpec, Sums, row_specs, stack
+from crankshaft.engine.metrics.sums import LoopSums, Sums, SumSpec, stack, sum_specs
 
 
 def test_mean_of_values_and_of_an_empty_batch():
@@ -45,7 +45,7 @@ def test_sixteen_bit_values_are_summed_in_float32():
 
 def loop_sums(**pairs):
     metrics = {name: mean(tf.constant(values, tf.float32)) for name, values in pairs.items()}
-    return LoopSums(row_specs(metrics), stack(metrics, tf.float64))
+    return LoopSums(sum_specs(metrics), stack(metrics, tf.float64))
 
 
 def test_uneven_batches_weigh_by_their_examples():
@@ -117,14 +117,14 @@ def true_auc(scores, labels):
 
 
 def values_of(metrics, keeps_scores=True):
-    return LoopSums(row_specs(metrics, keeps_scores), stack(metrics, tf.float64, keeps_scores)).read()
+    return LoopSums(sum_specs(metrics, keeps_scores), stack(metrics, tf.float64, keeps_scores)).read()
 
 
 def auc_sums(*parts):
     sums = Sums()
     for logits, labels in parts:
         metrics = {"auc": auc(tf.constant(labels, tf.float32), tf.constant(logits, tf.float32)), "loss": mean([1.0])}
-        sums.add(LoopSums(row_specs(metrics), stack(metrics, tf.float64)))
+        sums.add(LoopSums(sum_specs(metrics), stack(metrics, tf.float64)))
     return sums
 
 
@@ -190,7 +190,7 @@ def test_auc_of_kept_scores_is_exact(case):
             "loss": mean(tf.constant(labels[batch])),
             "other": auc(labels[batch], -logits[batch]),
         }
-        sums.add(LoopSums(row_specs(metrics, True), stack(metrics, tf.float64, True)))
+        sums.add(LoopSums(sum_specs(metrics, True), stack(metrics, tf.float64, True)))
     expected = true_auc(logits, labels)
     found = sums.means()
     assert found == {
@@ -222,7 +222,7 @@ def test_auc_of_more_scores_than_are_kept_is_within_the_bound_it_states(monkeypa
     workers, parts = [Sums(), Sums()], np.array_split(np.arange(20_000), 40)
     for number, part in enumerate(parts):
         metrics = {"auc": auc(labels[part], logits[part])}
-        workers[number % 2].add(LoopSums(row_specs(metrics, True), stack(metrics, tf.float64, True)))
+        workers[number % 2].add(LoopSums(sum_specs(metrics, True), stack(metrics, tf.float64, True)))
     everyones = [worker.values()["auc"].total.to_bytes() for worker in workers]
     workers[0].exchange_scores(lambda own: everyones)
     found = workers[0].means()
@@ -254,17 +254,17 @@ def test_root_mean_square_is_the_root_of_the_mean_over_all_batches():
     sums = Sums()
     for values in ([3.0, 4.0], [5.0], []):
         metrics = {"rmse": root_mean_square(tf.constant(values))}
-        sums.add(LoopSums(row_specs(metrics), stack(metrics, tf.float64)))
+        sums.add(LoopSums(sum_specs(metrics), stack(metrics, tf.float64)))
     assert sums.means()["rmse"] == pytest.approx(np.sqrt(50 / 3))
 
 
 def test_a_window_of_every_kind_survives_json():
     window = auc_sums(([-1.0, 0.0, 1.0], [0, 1, 1]))
     metrics = {"rmse": root_mean_square(tf.constant([3.0]))}
-    window.add(LoopSums(row_specs(metrics), stack(metrics, tf.float64)))
+    window.add(LoopSums(sum_specs(metrics), stack(metrics, tf.float64)))
     again = Sums(json.loads(json.dumps(window.host_state())))
     assert again.means() == window.means() == {"auc": 1.0, "loss": 1.0, "rmse": 3.0}
-    again.add(LoopSums(row_specs(metrics), stack(metrics, tf.float64)))
+    again.add(LoopSums(sum_specs(metrics), stack(metrics, tf.float64)))
     assert again.values()["rmse"] == (18.0, 2.0)
 
 
@@ -279,5 +279,5 @@ def test_a_mean_may_be_called_as_a_kind_is_and_keeps_its_name_in_json():
 
 def test_rows_of_means_are_described_in_the_order_of_their_names():
     metrics = {"loss": mean([1.0]), "top:5": mean([0.0]), "accuracy": mean([1.0])}
-    assert row_specs(metrics) == [RowSpec(name, Mean) for name in ("accuracy", "loss", "top:5")]
-    assert LoopSums(row_specs(metrics), stack(metrics, tf.float64)).read()["top:5"] == (0.0, 1.0)
+    assert sum_specs(metrics) == [SumSpec(name, Mean) for name in ("accuracy", "loss", "top:5")]
+    assert LoopSums(sum_specs(metrics), stack(metrics, tf.float64)).read()["top:5"] == (0.0, 1.0)

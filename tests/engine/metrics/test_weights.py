@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Mean, Trainer, mean
-from crankshaft.engine.keras_models.keras_metrics import KerasMetric
 from crankshaft.engine.metrics.means import auc, root_mean_square
 from crankshaft.engine.metrics.sums import without_details
 from crankshaft.models.classification import Classifier
+from crankshaft.parts.keras_models.keras_metrics import KerasMetric
 
 BATCH, RATE = 8, 0.05
 rng = np.random.default_rng(5)

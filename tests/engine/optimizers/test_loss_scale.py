@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Trainer, mean
 from crankshaft.engine.optimizers.loss_scale import DynamicLossScale
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.step.context import StartValues, StepContext
@@ -131,6 +132,43 @@ def test_one_scale_serves_any_number_of_replicas(bench, large, exact, replicas, 
     values = made.train(3)
     assert values["skipped"][0] == 0
     assert values["loss"].value() == pytest.approx(np.mean(exact), rel=2e-3)  # float16 has 11 bits
+
+
+class Outlines(Trainer):
+    """Whose loss counts 64 numbers of each example, or the example."""
+
+    def __init__(self, counts_numbers):
+        super().__init__()
+        self.counts_numbers = counts_numbers
+
+    def build_model(self):
+        start = tf.keras.initializers.GlorotUniform(0)
+        layers = [tf.keras.layers.Dense(n, kernel_initializer=start) for n in (16, 64)]
+        return tf.keras.Sequential(layers)
+
+    def loss(self, outputs, batch):
+        errors = tf.square(tf.cast(outputs, tf.float32) - batch[1])
+        return mean(1e3 * errors if self.counts_numbers else 20 * tf.reduce_sum(errors, 1))
+
+
+@pytest.mark.parametrize("counts_numbers", [True, False])
+def test_the_same_steps_overflow_on_any_number_of_replicas_and_in_micro_batches(bench, counts_numbers):
+    """Of 16 examples: whatever the loss counts, each value on the way back is as with the whole batch's mean."""
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(64, 8)).astype(np.float32), rng.normal(size=(64, 64)).astype(np.float32)
+    found = []
+    for replicas, options in ((1, {}), (2, {}), (1, {"accumulate_steps": 4}), (2, {"accumulate_steps": 2})):
+        options = {"optimizer": "sgd", "learning_rate": 1e-5, "precision": "float16", **options}
+        made = bench(Outlines(counts_numbers), source, 16, replicas, shuffle=False, **options)
+        made.train(12)
+        values = [made.held(v) for v in (made.trainer.loss_scale.value, made.trainer.optimizer.iterations)]
+        found.append((*values, made.held(made.trainer.model.trainable_variables[0])))
+    (scale, updates, weights), *others = found
+    assert scale < 2.0**15
+    assert 0 < updates < 12
+    for other_scale, other_updates, other_weights in others:
+        assert (other_scale, other_updates) == (scale, updates)
+        np.testing.assert_allclose(other_weights, weights, atol=1e-6)  # updates are of float16, 11 bits, and below 1e-3
 
 
 @pytest.mark.parametrize("replicas", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4))])

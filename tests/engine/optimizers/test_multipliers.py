@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
-from crankshaft.engine.tables import Embedding
+from crankshaft.parts.tables import Embedding
 
 pytestmark = pytest.mark.thorough
 

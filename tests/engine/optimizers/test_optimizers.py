@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
-from crankshaft.engine.parameter_servers.pulled import OnServers, PulledValues, read_progress
 from crankshaft.engine.step.context import StepContext
+from crankshaft.parts.parameter_servers.pulled import OnServers, PulledValues, read_progress
 from tests.arrays import assert_same
 
 keras = tf.keras.optimizers

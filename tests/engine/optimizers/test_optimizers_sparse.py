@@ -1,9 +1,11 @@
-"""Sparse updates against plain NumPy, row by row, and under XLA."""
+"""Sparse updates of tables against plain NumPy, row by row, those of other variables against dense ones, and both under
+XLA."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Trainer, mean
 from crankshaft.engine import optimizers
 from crankshaft.engine.internals.variables import mark_shard
 
@@ -102,6 +104,77 @@ def test_sparse_updates_touch_their_rows_only_and_sum_duplicates(name):
     # NumPy counts in float64: twenty updates' float32 roundings.
     np.testing.assert_allclose(table.numpy(), list(rows.values()), rtol=2e-6, atol=1e-6)
     np.testing.assert_array_equal(table.numpy()[4], start[4])
+
+
+def update(optimizer, variable, gradient_of, jit=False):
+    """The value of a variable of no table after eight updates by what `gradient_of` makes of slices."""
+    optimizer.build([variable])
+
+    @tf.function(jit_compile=jit)
+    def apply(values, indices):
+        optimizer.apply([gradient_of(tf.IndexedSlices(values, indices, (6, 2)))], [variable])
+
+    for step in range(8):
+        indices, values = sparse_gradients(step)
+        apply(tf.constant(values), tf.constant(indices))
+    return variable.numpy()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", ["momentum", "adam", "rmsprop"])
+def test_all_rows_of_a_layers_variable_move_as_its_rule_says(name, jit):
+    """As in Keras: a row that an earlier batch had goes on by its moments. Padding adds nothing."""
+    arguments = {"momentum": 0.5, "centered": True, "epsilon": 1e-3} if name == "rmsprop" else {}
+
+    def padded(slices):
+        return tf.IndexedSlices(tf.pad(slices.values, [[0, 1], [0, 0]]), tf.concat([slices.indices, [-1]], 0))
+
+    sparse, dense = (
+        update(optimizers.build(name, 0.1, **arguments), tf.Variable(tf.ones([6, 2]), name="embeddings"), each, jit)
+        for each in (padded, tf.convert_to_tensor)
+    )
+    np.testing.assert_allclose(sparse, dense, rtol=1e-6)  # sums in another order
+    [table] = make_table()
+    by_rows = update(optimizers.build(name, 0.1, **arguments), table, lambda x: x) if not jit else sparse + 1
+    assert np.abs(by_rows - sparse).max() > 0.1
+
+
+def test_ftrl_leaves_rows_that_no_batch_has_as_they_began():
+    """Its dense rule would make them 0."""
+    value = update(optimizers.build("ftrl", 0.1), tf.Variable(tf.ones([6, 2]), name="embeddings"), lambda x: x)
+    np.testing.assert_array_equal(value[4], 1)
+
+
+class Words(Trainer):
+    """A layer's embedding."""
+
+    def build_model(self):
+        layers = tf.keras.layers
+        return tf.keras.Sequential([layers.Input([], dtype="int64"), layers.Embedding(600, 2000), layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs[:, 0] - batch[1]))
+
+
+def test_a_run_begun_by_rows_alone_goes_on_so(bench, tmp_path, caplog):
+    """Its checkpoints do not say which rows move. A line says it; another one that all rows of a large one move."""
+    source = np.arange(8), np.ones(8, np.float32)
+    made = bench(Words(), source, 2, optimizer="adam", learning_rate=0.1, shuffle=False)
+    put_back = made.state.make_restorer()
+
+    def first_rows(step):
+        made.train(step)
+        return made.trainer.model.layers[0].embeddings.numpy()[:2]
+
+    assert np.abs(first_rows(1) - first_rows(4)).min() > 0.05
+    assert "adam moves all rows of sequential/embedding/embeddings (600, 2000)" in caplog.text
+    put_back()
+    former = {name: value for name, value in made.state.host_state().items() if name != "by_rows"}
+    made.checkpoints(tmp_path).save(0, {"state": former}, wait=True)
+    used = made.restore(tmp_path) and first_rows(1)
+    made.save(tmp_path)
+    np.testing.assert_array_equal(made.restore(tmp_path) and first_rows(4), used)
+    assert "adam moves only the rows of sequential/embedding/embeddings that a batch uses, as this run" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])

@@ -5,14 +5,14 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Update, gather, minimize, step_context
-from crankshaft.engine.errors import OutOfSyncError
+from crankshaft.engine.errors import OutOfSyncError, UsageError
 from crankshaft.engine.hooks.sync_check import SyncCheck
-from crankshaft.engine.internals import keras
+from crankshaft.engine.internals import keras_scopes
 from crankshaft.engine.layers import keras_layers
 from crankshaft.engine.optimizers import outer
-from crankshaft.engine.parameter_servers.pulled import check_added
 from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
+from crankshaft.parts.parameter_servers.pulled import check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough
@@ -232,6 +232,12 @@ def assigning(value, by="none", dtype="float32", trained=False):
         (assigning(lambda v, x: 0.9 * v + tf.reduce_sum(x), "sum"), ["/state []", "assign_add"]),
         (assigning(lambda v, x: tf.reduce_sum(x), "sum"), ["/state []", "assign_add"]),
         (assigning(lambda v, x: tf.maximum(v, tf.reduce_max(x)), "sum"), ["/state []", "assign_add"]),
+        (
+            assigning(
+                lambda v, x: v + tf.distribute.get_replica_context().all_reduce("sum", tf.reduce_sum(x)) / 7, "sum"
+            ),
+            ["/state []", "would be added 2 times", "leave the aggregation out"],
+        ),
         (assigning(lambda v, x: tf.shape(x)[0], "mean", "int32"), ["/state", "int32", "'sum'"]),
         (
             assigning(lambda v, x: tf.while_loop(lambda i, _: i < 2, lambda i, w: (i + 1, w + x[0, 0]), (0, 0.0))[1]),
@@ -255,6 +261,39 @@ def test_state_of_a_batch_that_has_no_rule_is_an_error_before_the_first_step(ben
 
 
 EIGHT = np.resize(FEATURES, [8, 3]), np.zeros(8, np.float32)
+
+
+class Merging(Squares):
+    """Adds the global batch's size to a counter, where replicas are one."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def build(self):
+        super().build()
+        self.seen = tf.Variable(0.0, trainable=False, aggregation=self.by, name="seen")
+
+    def train_step(self, batch):
+        def add(strategy, size):
+            total = strategy.reduce("SUM", size, axis=None)
+            strategy.extended.update(self.seen, lambda copy, value: copy.assign_add(value), args=(total,))
+
+        size = tf.cast(tf.shape(batch[0])[0], tf.float32)
+        tf.distribute.get_replica_context().merge_call(add, args=(size,))
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("by", [tf.VariableAggregation.NONE, FIRST, SUM])
+def test_what_is_added_to_a_sum_of_replicas_once_for_all_is_refused(bench, by):
+    """TensorFlow alone adds 8 per step; summed over replicas, what each has of both would be 16."""
+    made = bench(Merging(by), EIGHT, 8, 2, shuffle=False)
+    if by != SUM:
+        made.train(3)
+        assert made.held(made.trainer.seen) == 24
+        return
+    with pytest.raises(UsageError, match=r"seen \[\]: .*would be added 2 times; leave the aggregation out"):
+        made.run(1)
 
 
 def test_a_constant_that_equals_the_batch_s_size_by_chance_is_no_size(bench):
@@ -416,7 +455,7 @@ def test_on_servers_a_layers_update_applies_to_the_present_value_or_is_refused(b
 
     @tf.function(autograph=False)
     def step(x):
-        with keras.computing_with([(state, tf.identity(state.value))]):
+        with keras_scopes.computing_with([(state, tf.identity(state.value))]):
             made.trainer.model(x, training=True)
             own.assign(3.0)  # by another worker
 
@@ -446,7 +485,7 @@ def test_a_moving_variance_on_servers_stays_between_those_of_batches(layer):
 
     @tf.function(autograph=False)
     def step(x):
-        with keras.computing_with([(each, tf.identity(each.value)) for each in moved]):
+        with keras_scopes.computing_with([(each, tf.identity(each.value)) for each in moved]):
             layer(x, training=True)
             for own, value in zip(owns, between, strict=True):  # another worker's step, begun at the same values
                 own.assign(value)

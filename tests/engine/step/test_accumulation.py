@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from crankshaft import Trainer, build_embeddings, make_optimizer, mean
 from crankshaft.engine.step.batches import accumulate
-from crankshaft.engine.tables import Embedding
 from crankshaft.models.mlp import Model as Mlp
+from crankshaft.parts.tables import Embedding
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

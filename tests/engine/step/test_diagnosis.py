@@ -7,9 +7,11 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft import Mean, Trainer, mean
+from crankshaft import Mean, Trainer, mean, minimize
 from crankshaft.engine.hooks import numerics
+from crankshaft.engine.logging import warning_once
 from crankshaft.engine.metrics.means import root_mean_square
+from crankshaft.engine.step.diagnosis import warn_of_sums
 from crankshaft.models.transformer_lm import Model
 from tests import runs
 
@@ -245,3 +247,128 @@ def test_a_run_ends_before_it_saves_what_it_has_learned_of_one(tmp_path):
     ):
         crankshaft.run(Looked, data=((x, y), None), train_steps=3, **flags)
     assert not runs.steps(tmp_path / "run")
+
+
+def squares(outputs, labels):
+    return tf.square(outputs - labels)
+
+
+SUMS = {
+    "of all": lambda errors: Mean(tf.reduce_sum(errors), 1.0),
+    "of all, halved": lambda errors: Mean(tf.nn.l2_loss(errors) + 3.0, 1.0),
+    "times a number, for two": lambda errors: Mean(-0.1 * tf.reduce_sum(tf.reduce_sum(errors, 1)), 2.0),
+    "over the global batch": lambda errors: Mean(
+        tf.nn.compute_average_loss(tf.reduce_mean(errors, 1), global_batch_size=16), 1.0
+    ),
+}
+COUNTED = {
+    "by examples": lambda errors: Mean(tf.reduce_sum(errors), 8.0),
+    "by tokens": lambda errors: Mean(tf.reduce_sum(tf.reduce_sum(errors, 1)), 24.0),
+    "by what is known": lambda errors: Mean(
+        tf.reduce_sum(errors), tf.reduce_sum(tf.cast(errors > 1, tf.float32)) + 1.0
+    ),
+    "a mean": lambda errors: Mean(tf.reduce_mean(errors), 1.0),
+    "divided by the examples": lambda errors: Mean(tf.reduce_sum(errors) / 8, 1.0),
+    "divided by their shape": lambda errors: Mean(
+        tf.reduce_sum(errors) / tf.cast(tf.shape(errors + 0)[0], "float32"), 1.0
+    ),
+    "of no examples": lambda errors: Mean(tf.reduce_sum(tf.fill([8], 2.0)) + tf.reduce_mean(errors), 1.0),
+    "a root of a sum": lambda errors: Mean(tf.sqrt(tf.reduce_sum(errors)), 1.0),
+}
+
+
+@pytest.mark.parametrize("case", [*SUMS, *COUNTED])
+def test_a_sum_over_a_shares_examples_whose_count_is_a_number_is_named(case, caplog):
+    """Each of two shares has 8 examples of 3 values. What is no sum of examples is averaged, as a step does."""
+
+    @tf.function
+    def step(outputs, labels):
+        pair = {**SUMS, **COUNTED}[case](squares(outputs, labels))
+        warn_of_sums(case, [pair], (outputs, labels), micro_batches=2)
+        return pair
+
+    step.get_concrete_function(*[tf.TensorSpec([8, 3])] * 2)
+    assert (f"{case}: its count is always" in caplog.text) == (case in SUMS)
+
+
+class Summing(Line):
+    """Two sums, each of a count of its own, for the default step or for `minimize`."""
+
+    def __init__(self, minimizes):
+        super().__init__()
+        self.minimizes = minimizes
+
+    def loss(self, outputs, batch):
+        errors = squares(outputs, batch[1])
+        return {"all": Mean(tf.reduce_sum(errors), 1.0), "mean": Mean(tf.reduce_mean(errors), 1.0)}
+
+    def losses(self, batch):
+        return {"loss": self.loss(self.model(batch[0], training=True), batch), "seen": Mean(1.0, 1.0)}
+
+    def train_step(self, batch):
+        if self.minimizes:
+            return minimize(self, batch, self.losses, {"loss": self.optimizer})
+        return super().train_step(batch)
+
+
+@pytest.mark.parametrize("minimizes", [False, True])
+def test_a_trainer_that_sums_over_its_share_is_named_only_if_there_are_several(bench, minimizes, caplog):
+    source = np.ones([16, 3], np.float32), np.zeros([16, 1], np.float32)
+    bench(Summing(minimizes), source, 8, optimizer="sgd").train(1)
+    assert "its count" not in caplog.text
+    values = bench(Summing(minimizes), source, 8, 2, optimizer="sgd").train(1)
+    owner = "Summing.train_step: 'all'" if minimizes else "Summing.loss"
+    assert caplog.text.count(f"{owner}: its count is always 1, and its total a sum over") == 1
+    assert ("seen" in values) == minimizes
+
+
+class Regularized(Line):
+    """A layer with a regularizer, or an activity regularizer, whose losses the loss may add."""
+
+    def __init__(self, adds, minimizes=False, kind="kernel", trained=True):
+        super().__init__()
+        self.adds, self.minimizes, self.kind, self.trained = adds, minimizes, kind, trained
+
+    def build_model(self):
+        layers = tf.keras.layers
+        penalized = layers.Dense(2, **{f"{self.kind}_regularizer": "l2"})
+        penalized.trainable = self.trained
+        return tf.keras.Sequential([penalized, layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(tf.square(outputs - batch[1])[:, 0] + (tf.add_n(self.model.losses) if self.adds else 0.0))
+
+    def losses(self, batch):
+        return {"loss": self.loss(self.model(batch[0], training=True), batch)}
+
+    def train_step(self, batch):
+        if self.minimizes:
+            return minimize(self, batch, self.losses, {"loss": self.optimizer})
+        return super().train_step(batch)
+
+
+TWICE, LEFT_OUT = (
+    "so they count twice; leave them out",
+    "/kernel is not minimized, since the loss that minimize gets has",
+)
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"adds": False}, None),
+        ({"adds": True}, TWICE),
+        ({"adds": True, "kind": "activity"}, TWICE),
+        ({"adds": True, "minimizes": True}, None),
+        ({"adds": False, "minimizes": True}, LEFT_OUT),
+        ({"adds": False, "minimizes": True, "trained": False}, None),
+    ],
+)
+def test_regularizers_that_count_twice_or_not_at_all_are_named(bench, caplog, how, says):
+    """Of two micro-batches, whose loss is in a loop."""
+    source = np.ones([16, 3], np.float32), np.zeros([16, 1], np.float32)
+    warning_once.cache_clear()
+    bench(Regularized(**how), source, 8, optimizer="sgd", accumulate_steps=2).train(1)
+    said = [line for line in (TWICE, LEFT_OUT) if line in caplog.text]
+    assert said == [line for line in [says] if line]
+    assert sum(map(caplog.text.count, said)) == len(said)

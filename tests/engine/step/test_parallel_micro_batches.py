@@ -59,7 +59,7 @@ PROGRAM = """
 import os
 import tensorflow as tf
 from crankshaft.engine.machine import cpus
-from crankshaft.engine import devices
+from crankshaft.launch.composition import devices
 for cores in (2, 3):
     if os.fork() == 0:
         cpus.usable_cores = lambda: cores

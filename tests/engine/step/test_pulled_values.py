@@ -9,8 +9,8 @@ import tensorflow as tf
 from crankshaft import Trainer, Update, make_optimizer, mean, minimize
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.layers import recomputed
-from crankshaft.engine.parameter_servers.pulled import PulledValues, check_added
 from crankshaft.engine.step.runner import StepRunner
+from crankshaft.parts.parameter_servers.pulled import PulledValues, check_added
 from tests.engine.trainers import Squares
 
 pytestmark = pytest.mark.thorough

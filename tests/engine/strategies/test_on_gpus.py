@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import config
 
-from crankshaft.engine.data.arrays import ArraySource, for_device, gather_rows
+from crankshaft.engine.data.arrays import ArraySource, for_device, gather_examples
 from crankshaft.engine.hooks.bottlenecks import Stragglers
 from crankshaft.engine.meter import Meter, Segment, Totals
 from crankshaft.engine.metrics.pairs import Mean
@@ -19,13 +19,13 @@ from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTas
 from crankshaft.engine.strategies.arrivals import Arrivals
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.replicated import Replicated
-from crankshaft.engine.workers.multi_worker import resolver, watched_figures
-from crankshaft.engine.workers.workers_loop import WorkersLoop
 from crankshaft.input import synthetic_clicks
-from crankshaft.launch.benchmark.measure import rounds
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
 from crankshaft.models.wide_deep import Model as WideDeep
+from crankshaft.parts.benchmark.measure import rounds
+from crankshaft.parts.workers.multi_worker import resolver, watched_figures
+from crankshaft.parts.workers.workers_loop import WorkersLoop
 from tests.arrays import assert_same
 from tests.engine.strategies.gpu_memory import waits
 from tests.engine.trainers import pictures
@@ -130,7 +130,7 @@ def test_int32_travels_as_float32_of_the_same_bits(shape):
     kept = for_device(array, on_gpus=True)
     assert kept.dtype == np.float32
     indices = tf.constant([5, 0, 0, 3], tf.int64)
-    np.testing.assert_array_equal(gather_rows(tf.constant(kept), indices, array), array[[5, 0, 0, 3]])
+    np.testing.assert_array_equal(gather_examples(tf.constant(kept), indices, array), array[[5, 0, 0, 3]])
 
 
 def test_what_is_no_int32_stays_as_it_is():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from crankshaft.engine.strategies.loop_result import LoopResult, WorkerRows
+from crankshaft.engine.strategies.loop_result import LoopResult, WorkerFigures
 from crankshaft.engine.strategies.pace import Pace
 
 
@@ -160,7 +160,7 @@ def timed_by_workers(device, input_seconds_a_step=0.0):
     """Returns a loop of steps of 0.01 s, by workers' clocks, before which data is awaited."""
 
     def loop(step, limit):
-        rows = WorkerRows(["seconds", "steps"], np.array([[0.01 * limit, limit]]))
+        rows = WorkerFigures(["seconds", "steps"], np.array([[0.01 * limit, limit]]))
         device.now += limit * input_seconds_a_step
         return device(step, limit)._replace(workers=rows, input_seconds=limit * input_seconds_a_step)
 

@@ -7,10 +7,10 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.engine import devices
 from crankshaft.engine.errors import UsageError
 from crankshaft.engine.hooks import every_epoch
 from crankshaft.engine.strategies import register
+from crankshaft.launch.composition import devices
 from tests.arrays import assert_close
 from tests.engine.trainers import Squares
 from tests.pages import ROOT

@@ -9,7 +9,7 @@ import tensorflow as tf
 from crankshaft import Trainer, mean
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import UsageError
-from crankshaft.engine.metrics.predictions import Rows, in_order
+from crankshaft.engine.metrics.predictions import Collector, in_order
 from crankshaft.engine.strategies.base import Prediction
 
 pytestmark = pytest.mark.thorough
@@ -44,7 +44,7 @@ class Ragged(Line):
 
 def all_of(strategy, program=None, batches=None):
     """Returns what a program returns of each example, and the sums of its metrics."""
-    rows = Rows()
+    rows = Collector()
     sums = strategy.evaluate(program, batches=batches, keep=rows.add).values()
     return rows.all(), sums
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crankshaft.engine.meter import Segment, Totals
-from crankshaft.engine.strategies.loop_result import WorkerRows
+from crankshaft.engine.strategies.loop_result import WorkerFigures
 
 NAMES = ["seconds", "input_seconds", "steps", "reduce_seconds", "gradient_norm"]
 
@@ -14,7 +14,7 @@ NAMES = ["seconds", "input_seconds", "steps", "reduce_seconds", "gradient_norm"]
 def taken(*calls):
     totals = Totals()
     for rows in calls:
-        totals.add(Segment(0, workers=WorkerRows(NAMES, np.asarray(rows))))
+        totals.add(Segment(0, workers=WorkerFigures(NAMES, np.asarray(rows))))
     return totals.workers()
 
 

@@ -5,6 +5,7 @@ A second `fit` of a model uses the compiled steps of the first, and samples othe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -17,11 +18,12 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine import logging
 from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
-from crankshaft.engine.internals.keras import Trainable
-from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
-from crankshaft.launch.keras_models.compiled_cache import ATTRIBUTE
+from crankshaft.engine.internals.keras_calls import Trainable
+from crankshaft.launch.composition.compiled_cache import ATTRIBUTE
+from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 
 pytestmark = pytest.mark.thorough
 
@@ -534,6 +536,19 @@ def test_a_py_dataset_is_read_in_its_epoch_and_no_further_than_a_run_goes():
     assert sorted(data.read) == [(0, 0), (0, 1), (0, 2), (0, 9)]  # the last one for its form
 
 
+class Ending(Noting):
+    def on_epoch_end(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [Noting, Ending])
+def test_a_line_says_that_an_on_epoch_end_is_not_called_before_the_first_epoch(kind, monkeypatch):
+    lines = []
+    monkeypatch.setattr(logging, "warning_once", lambda line, *values: lines.append(line % values))
+    crankshaft.fit(model(), kind(5), verbose=0)
+    assert any("call it in Ending.__init__" in line for line in lines) == (kind is Ending)
+
+
 class Summarized(keras.layers.Layer):
     def call(self, x):
         tf.summary.scalar("own", tf.reduce_mean(x))
@@ -755,6 +770,18 @@ def test_a_second_fit_compiles_nothing_and_trains_the_same_on_other_data(replica
     if replicas == 1:
         assert runs[0].evaluate() == runs[1].evaluate()  # each of the model as it is now
         assert int(kept.optimizer.iterations) == 4 * epochs
+
+
+def test_a_fit_within_a_strategys_scope_is_one_outside_of_it():
+    data = tf.data.Dataset.from_tensor_slices((INPUTS, TARGETS)).batch(10)
+    strategy, losses = tf.distribute.MirroredStrategy(["CPU:0"]), []
+    for scope in (strategy.scope, contextlib.nullcontext):
+        keras.utils.set_random_seed(3)
+        with strategy.scope():
+            model = new_model(keras.layers.Dense(8, "relu"))
+        with scope():
+            losses.append(crankshaft.fit(model, data, epochs=2, verbose=0).history.history)
+    assert losses[0] == losses[1]
 
 
 def test_a_fit_compiles_nothing_for_another_number_of_examples(traces):

@@ -16,8 +16,8 @@ from crankshaft.engine.build import prepare
 from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.step.options import RunContext
-from crankshaft.launch.host.isolation import Isolation
 from crankshaft.models import cnn, resnet
+from crankshaft.runner.host.isolation import Isolation
 from tests import runs
 from tests.engine.trainers import Squares
 

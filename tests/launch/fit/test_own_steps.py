@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from crankshaft import UsageError, fit, load_model
 from crankshaft import run as crankshaft_run
-from crankshaft.engine.internals.keras import optimizers_in
-from crankshaft.engine.keras_models.keras_trainer import KerasTrainer
+from crankshaft.parts.keras_models.keras_internals import optimizers_in
+from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 from tests.launch.fit.own_step_models import CASES, KINDS, WEIGHTS, Stops, X, Y, gan, guide, measured, slow, vae
 
 HOW = {"batch_size": 12, "epochs": 3, "shuffle": False, "verbose": 0}  # the last batch has 6 examples
@@ -233,6 +233,11 @@ def resets(model, x, y):
     return {"mean": model.mean.result()}
 
 
+def rows_beside_a_metric(model, x, y):
+    model.mean.update_state(update(model, x, y))
+    return {"rows": y[:, 0], "mean": model.mean.result()}
+
+
 def in_a_branch(model, x, y):
     loss = update(model, x, y)
     tf.cond(loss > 1, lambda: model.mean.update_state(y), lambda: None)
@@ -267,6 +272,11 @@ REFUSED = {
     "if": (lambda: other(decides), {}, "train_step can't be compiled.*functions of tensors"),
     "list": (lambda: other(lambda model, x, y: [update(model, x, y)]), {}, "returned a list; return numbers by name"),
     "rows": (lambda: other(lambda model, x, y: {"loss": update(model, x, y) * y}), {}, "has the shape .*one number"),
+    "rows beside a metric": (
+        lambda: with_metrics(rows_beside_a_metric),
+        {},
+        "^Other.train_step: 'rows' has the shape .*; return one number",
+    ),
     "product of results": (
         lambda: with_metrics(of_results),
         {},
@@ -426,6 +436,60 @@ def test_a_step_may_compute_with_the_size_of_its_batch(how):
         np.testing.assert_allclose(run.predict(X[:17]), theirs(X[:17]), rtol=1e-4, atol=1e-6)
 
 
+class Counting(keras.Sequential):
+    """Shows the size of the batches that its steps are given."""
+
+    def test_step(self, data):
+        return {"size": keras.ops.cast(keras.ops.shape(data[0])[0], "float32")}
+
+    def predict_step(self, data):
+        return 0.0 * self(data) + keras.ops.cast(keras.ops.shape(data)[0], "float32")
+
+
+@pytest.mark.parametrize(("how", "replicas"), [({}, 1), (ON_TWO, 2)], ids=["one device", "two replicas"])
+def test_data_to_evaluate_is_computed_in_its_own_batches(how, replicas):
+    def counting():
+        made = Counting([keras.Input([6]), keras.layers.Dense(2)])
+        made.compile("sgd", "mse")
+        return made
+
+    def batches(examples, size):
+        return tf.data.Dataset.from_tensor_slices((X[:examples], Y[:examples])).batch(size)
+
+    run = fit(counting, lambda: batches(12, 4), validation_data=lambda: batches(16, 8), verbose=0, **how)
+    assert run.history.history["val_size"] == [8 / replicas]
+    assert [run.evaluate(data)["size"] for data in (None, batches(12, 6), batches(12, 1), (X[:12], Y[:12]))] == [
+        8 / replicas,
+        6 / replicas,
+        1,  # of which one replica has none
+        4 / replicas,
+    ]
+    assert np.all(run.predict(batches(12, 6)) == 6 / replicas)
+
+
+class Noisy(Sized):
+    """Computes with noise for a constant number of examples beside the size of its batch."""
+
+    def call(self, x):
+        return super().call(x) + 0.1 * tf.random.stateless_normal([12, 2], [1, 2])
+
+
+def test_a_step_may_compute_with_a_constant_size_of_its_batch():
+    def noisy():
+        keras.utils.set_random_seed(1)
+        made = Noisy([keras.layers.Dense(2)])
+        made.compile("sgd")
+        made.build([12, 6])
+        return made
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+    theirs = noisy()
+    theirs.fit(data, epochs=2, verbose=0)
+    run = fit(noisy(), data, epochs=2, verbose=0)
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
+
+
 class Judge(keras.losses.Loss):
     """Compares features of a network of its own."""
 
@@ -492,25 +556,33 @@ def test_steps_may_take_data_of_two_forms_and_a_loss_may_have_a_network(tmp_path
 
 
 class Contrasting(keras.Sequential):
+    def products(self, outputs):
+        return keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+
     def train_step(self, data):
         with tf.GradientTape() as tape:
             outputs = self(data)
-            pairs = keras.ops.matmul(outputs, keras.ops.transpose(outputs))
+            pairs = self.products(outputs)
             loss = keras.ops.mean(keras.ops.logsumexp(pairs, 1))
         self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
         return {"loss": loss}
 
 
-@pytest.mark.parametrize(("how", "has_pairs"), [({}, False), (ON_TWO, True)])
-def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, has_pairs, caplog):
+class ByEinsum(Contrasting):
+    def products(self, outputs):
+        return keras.ops.einsum("ae, be -> ab", outputs, outputs)
+
+
+@pytest.mark.parametrize(("how", "kind"), [({}, Contrasting), (ON_TWO, Contrasting), (ON_TWO, ByEinsum)])
+def test_examples_that_a_step_compares_are_a_shares_and_a_line_says_so(how, kind, caplog):
     def contrasting():
-        made = Contrasting([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+        made = kind([keras.Input([6]), keras.layers.Dense(2), keras.layers.BatchNormalization()])
         made.compile("sgd")
         return made
 
     fit(contrasting, X, **how, **HOW)
-    line = "Contrasting.train_step has products of examples with examples and batch normalization, which on several"
-    assert (line in caplog.text) == has_pairs
+    line = f"{kind.__name__}.train_step has products of examples with examples and batch normalization, which on"
+    assert (line in caplog.text) == bool(how)
 
 
 SCRIPT = """

@@ -1,1 +1,0 @@
-"""Requests of `crankshaft ask`, and the hook that answers them. Runs on the host."""

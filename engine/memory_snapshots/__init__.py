@@ -1,1 +1,0 @@
-"""Snapshots of a run's state in memory, for a failure between two checkpoints. Runs on the host."""

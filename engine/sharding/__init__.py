@@ -1,7 +1,0 @@
-"""Models and optimizers sharded over a mesh: layers, sums of gradients, updates in shards. Runs on the replica."""
-
-from ..mesh.layout import Mesh, current_mesh
-from .attention import Attention
-from .layers import Dense, Dropout, Embedding, RMSNorm, cross_entropy
-
-__all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "RMSNorm", "cross_entropy", "current_mesh"]

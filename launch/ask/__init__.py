@@ -1,1 +1,0 @@
-"""`crankshaft ask`, and how a run answers it. Runs on the host."""

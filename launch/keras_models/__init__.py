@@ -1,1 +1,0 @@
-"""What a process keeps of a compiled Keras model between its runs. Runs on the host."""

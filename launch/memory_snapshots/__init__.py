@@ -1,1 +1,0 @@
-"""Snapshots in memory that outlive their process: who holds them, and who saves them. Runs on the host."""

@@ -1,1 +1,0 @@
-"""Makes the hook that writes a run's record. Runs on the host."""

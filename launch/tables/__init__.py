@@ -1,1 +1,0 @@
-"""What `mode=export` writes of tables of embeddings. Runs on the host."""

@@ -1,0 +1,164 @@
+"""Who answers at a peer's address, and what a task says of one that does not: each "host" is an address of loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from crankshaft.parts.clusters import rendezvous
+from crankshaft.parts.clusters.rendezvous import ClusterError, RefusedError, Rendezvous
+from crankshaft.parts.launchers.resources import free_ports
+from crankshaft.runner.failures import UsageError
+from crankshaft.runner.host.tasks import Cluster, make_cluster
+from tests.waiting import PATIENCE
+
+SETTINGS = bytes([0, 0, 12, 4, 0, 0, 0, 0, 0])  # by which TensorFlow's server begins
+
+
+def tasks(port: int, count: int = 2) -> tuple[tuple[str, str], ...]:
+    return tuple((f"worker {i}", f"127.0.0.{i + 1}:{port}") for i in range(count))
+
+
+def on_host(number: int, addresses, index: int, secret: bytes = b"") -> Cluster:
+    """The cluster of a task that listens at a host's address, whatever its index says."""
+    return Cluster(tuple(addresses), index, secret, bind=f"127.0.0.{number}")
+
+
+@pytest.fixture
+def port():
+    return free_ports(1)[0]
+
+
+def test_two_tasks_of_one_index_each_name_the_other(port):
+    right, wrong = on_host(1, tasks(port), 0), on_host(2, tasks(port), 0)
+    with Rendezvous(right) as here, Rendezvous(wrong) as there:
+        host = socket.gethostname()
+        line = (
+            rf"^worker 0 \(.*\), this process on {host}, calls worker 1 \(127.0.0.2:{port}\), where worker 0, on {host}"
+        )
+        with pytest.raises(UsageError, match=line):
+            here.wait(PATIENCE)
+        with pytest.raises(
+            UsageError, match=rf"is worker 0 at 127.0.0.1:{port}, where another task answers, on {host}"
+        ):
+            there.wait(PATIENCE)
+
+
+def test_a_task_alone_with_anothers_index_does_not_take_itself_for_its_peer(port):
+    with (
+        Rendezvous(on_host(2, tasks(port), 0)) as there,
+        pytest.raises(UsageError, match="this process itself answers"),
+    ):
+        there.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        on_host(2, [("worker 0", "127.0.0.3:9"), ("worker 1", "127.0.0.2:0")], 1),
+        on_host(2, [("worker 0", "127.0.0.1:0"), ("worker 1", "127.0.0.2:0")], 1, b"a secret of theirs"),
+    ],
+    ids=["tasks", "secret"],
+)
+def test_a_task_of_another_job_at_a_peers_address_is_named(port, theirs):
+    addresses = tuple((name, address.replace(":0", f":{port}")) for name, address in theirs.addresses)
+    theirs = on_host(2, addresses, 1, theirs.secret)
+    line = (
+        r"calls worker 1 \(.*\), where worker 1 \(.*\) of another job or another list of tasks answers.*its own ports"
+    )
+    with Rendezvous(theirs), Rendezvous(on_host(1, tasks(port), 0)) as here, pytest.raises(UsageError, match=line):
+        here.wait(PATIENCE)
+
+
+def test_a_server_that_was_there_before_its_task_could_come_is_anothers(port):
+    with socket.create_server(("127.0.0.2", port)) as server, Rendezvous(on_host(1, tasks(port), 0)) as here:
+
+        def serve():
+            with contextlib.suppress(OSError):  # it is closed
+                while True:
+                    server.accept()[0].sendall(SETTINGS)
+
+        threading.Thread(target=serve, daemon=True).start()
+        with pytest.raises(
+            ClusterError, match=r"^worker 1 \(.*\) did not come .*; a task of another job, or of an earl"
+        ):
+            here.wait(1.0, new_attempt=True)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def test_spellings_of_one_address_are_one_address():
+    names = [("worker 0", "GPU-1.:2222"), ("worker 1", "[FD00::0:1]:2222")]
+    assert make_cluster("hosts", names, 0, {}).addresses == (("worker 0", "gpu-1:2222"), ("worker 1", "[fd00::1]:2222"))
+    with pytest.raises(UsageError, match="worker 0 and worker 1 are both host1:2222"):
+        make_cluster("hosts", [("worker 0", "host1:2222"), ("worker 1", "HOST1:2222")], 0, {})
+
+
+def test_workers_around_servers_are_of_the_job_at_any_address_and_servers_are_not():
+    job = (("chief", "a:1"), ("worker 0", "b:1"), ("ps 0", "c:1"))
+    assert Cluster(job, 0).identity == Cluster((*job[::2], ("worker 7", "d:1")), 2).identity
+    assert Cluster(job, 0).identity != Cluster((*job[:2], ("ps 0", "d:1")), 0).identity
+
+
+def test_a_task_that_refuses_to_start_ends_those_that_wait_for_it(port):
+    ended = []
+
+    def wait() -> None:
+        try:
+            with Rendezvous(on_host(1, tasks(port), 0)) as here:
+                here.wait(PATIENCE)
+                here.wait(PATIENCE, ready=True)
+        except UsageError as error:
+            ended.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    with pytest.raises(UsageError, match=r"^no data here$"), rendezvous.refusing(on_host(2, tasks(port), 1)):
+        raise UsageError("no data here")
+    waiting.join()
+    assert isinstance(ended[0], RefusedError)
+    assert str(ended[0]) == f"worker 1 (127.0.0.2:{port}) has not started: no data here"
+
+
+def test_tasks_are_asked_side_by_side():
+    """Each of two answers only once the other is asked too."""
+    asked = [threading.Event(), threading.Event()]
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in asked]
+
+        def answer(index: int) -> None:
+            with listeners[index].accept()[0] as caller:
+                asked[index].set()
+                if asked[1 - index].wait(PATIENCE):
+                    caller.sendall(SETTINGS)
+
+        for index in (0, 1):
+            threading.Thread(target=answer, args=[index], daemon=True).start()
+        peers = [("", f"127.0.0.1:{listener.getsockname()[1]}") for listener in listeners]
+        assert [reply.answer for reply in rendezvous.call_all(peers, PATIENCE / 4).values()] == ["serving"] * 2
+
+
+def test_a_host_that_nothing_may_enter_is_told_so_and_which_port_to_open(port):
+    """Its peer does not reach it at 127.0.0.1, as it listens at 127.0.0.3 alone; it reaches its peer."""
+    with Rendezvous(on_host(3, tasks(port), 0)) as closed, Rendezvous(on_host(2, tasks(port), 1)) as other:
+        closed.wait(PATIENCE)
+        with pytest.raises(ClusterError, match="did not come"):
+            other.wait(0.3)
+        line = (
+            rf"; what it sends does not reach worker 0 \(127.0.0.1:{port}\), .*let TCP and UDP in here at port {port}"
+        )
+        with pytest.raises(ClusterError, match=line):
+            closed.wait(0.3, ready=True)
+
+
+def test_an_address_without_any_answer_may_be_behind_a_firewall(port):
+    with socket.create_server(("127.0.0.2", port), backlog=0), contextlib.ExitStack() as stack:
+        for _ in range(2):  # the queue is full: the kernel drops further calls
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(("127.0.0.2", port))
+        line = rf"^worker 1 \(.*no host answers there: start it, or let TCP and UDP pass to it at port {port}, and back"
+        with Rendezvous(on_host(1, tasks(port), 0)) as here, pytest.raises(ClusterError, match=line):
+            here.wait(0.3)

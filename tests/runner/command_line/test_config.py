@@ -1,0 +1,208 @@
+"""The configuration that a command line asks for, with what a run's own says. In this process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import pkgutil
+import re
+
+import pytest
+
+from crankshaft import input as inputs
+from crankshaft import models
+from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
+from crankshaft.launch import program
+from crankshaft.runner.command_line import checks, parsing, registry, rules, saved_config, values
+from crankshaft.runner.command_line import flags as our_flags
+from crankshaft.runner.command_line.config import Config
+from crankshaft.runner.failures import UsageError
+from crankshaft.runner.host.text_files import write_json
+
+OF_THE_RUN = (
+    "--model=mlp --model_arg=hidden_units=4 --input=synthetic --input_arg=examples=500 --optimizer_arg=beta_1=0.8 "
+    "--learning_rate_schedule=cosine --learning_rate_schedule_arg=alpha=0.5 --train_steps=9"
+).split()
+
+
+def asked(*words, script: type | None = None) -> Config:
+    return program.configure(parsing.from_argv(["crankshaft train", *map(str, words)]), script, False, {})
+
+
+def checked(*words, script: type | None = None) -> Config:
+    """Checks also what needs TensorFlow: what the flags name, and the run that is gone on with."""
+    found = asked(*words, script=script)
+    program.check(found)
+    checks.check_named(found)
+    return found
+
+
+def test_gains_of_normalisations_and_biases_do_not_decay_unless_that_is_said():
+    """Of layer and batch normalisation, of RMS normalisation here and in Keras."""
+    exclude = WEIGHT_DECAY_EXCLUDE
+    paths = ("norm/gamma", "norm/beta", "block_0/attention_norm/gain", "rms_normalization/scale", "dense/bias")
+    assert all(re.search(exclude, path) for path in paths)
+    assert not any(re.search(exclude, path) for path in ("dense/kernel", "rescaled/kernel", "embedding"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    write_json(tmp_path / "config.json", asked(*OF_THE_RUN, f"--data_dir={tmp_path}").as_json())
+    return tmp_path
+
+
+def test_what_is_not_given_is_the_runs(run_dir):
+    found = asked("--mode=eval", f"--run_dir={run_dir}")
+    assert (found.model, found.input, found.data_dir) == ("mlp", "synthetic", str(run_dir))
+    assert found.configured_arguments("model_arg")["hidden_units"] == (4,)
+    assert found.configured_arguments("input_arg")["examples"] == 500
+    assert found.configured_arguments("optimizer_arg")["beta_1"] == 0.8
+    assert found.configured_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
+
+
+def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
+    same = ("--model=mlp", "--input=synthetic", "--optimizer=Adam", "--learning_rate_schedule=cosine")
+    assert asked("--mode=eval", f"--run_dir={run_dir}", *same).deciding() == asked(*OF_THE_RUN).deciding()
+    assert asked("--mode=eval", f"--run_dir={run_dir}", *same).data_dir == str(run_dir)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("--input=digits", ("input_arg", "data_dir")),
+        ("--model=logistic", ("model_arg",)),
+        ("--optimizer=sgd", ("optimizer_arg",)),
+        ("--learning_rate_schedule=constant", ("learning_rate_schedule_arg",)),
+    ],
+)
+def test_what_belongs_to_another_is_not_taken_from_the_run(run_dir, given, names):
+    found = asked("--mode=eval", f"--run_dir={run_dir}", given)
+    assert not any(found.values[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("flag", "other"), [("shuffle_buffer", "7"), ("auto_shard_policy", "file"), ("global_batch_size", "7")]
+)
+def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}")
+    with pytest.raises(UsageError, match=rf"is a run of another configuration \({flag}: \w+ -> {other}\)"):
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}")
+
+
+def test_the_length_of_a_run_is_not_listed_where_only_the_schedule_differs(run_dir):
+    same = [word for word in OF_THE_RUN if "schedule" not in word]
+    changed = r"\(learning_rate_schedule: cosine -> constant; learning_rate_schedule_arg alpha: 0.5 -> None\)"
+    with pytest.raises(UsageError, match=f"is a run of another configuration {changed}"):
+        checked(*same, f"--run_dir={run_dir}")
+
+
+@pytest.mark.parametrize(("was", "now"), [("file", "file"), (None, "auto")])
+def test_a_run_whose_flag_did_not_decide_yet_goes_on_with_what_it_had(run_dir, was, now):
+    path = run_dir / "config.json"
+    before = json.loads(path.read_text())
+    del before["deciding"]["auto_shard_policy"], before["flags"]["auto_shard_policy"]
+    if was:
+        before["flags"]["auto_shard_policy"] = was
+    path.write_text(json.dumps(before))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--auto_shard_policy={now}")
+    with pytest.raises(UsageError, match=f"auto_shard_policy: {now} -> data"):
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--auto_shard_policy=data")
+
+
+def test_a_run_whose_model_has_got_an_argument_goes_on_with_its_default(run_dir):
+    path = run_dir / "config.json"
+    before = json.loads(path.read_text())
+    del before["deciding"]["model_arg"]["dropout"]
+    path.write_text(json.dumps(before))
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}")
+    with pytest.raises(UsageError, match=r"another configuration \(model_arg dropout: 0.0 -> 0.5\)"):
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--model_arg=dropout=0.5")
+
+
+@pytest.mark.parametrize(("was", "goes_on"), [(0.0, True), (0.5, False)])
+def test_a_run_with_a_flag_that_is_gone_goes_on_where_the_flag_was_off(run_dir, was, goes_on):
+    path = run_dir / "config.json"
+    before = json.loads(path.read_text())
+    before["flags"]["clip_value"] = before["deciding"]["clip_value"] = was
+    path.write_text(json.dumps(before))
+    refused = pytest.raises(UsageError, match=r"another configuration \(clip_value: 0.5 -> None\).*allow_changed")
+    with contextlib.nullcontext() if goes_on else refused:
+        checked(*OF_THE_RUN, f"--run_dir={run_dir}")
+    checked(*OF_THE_RUN, f"--run_dir={run_dir}", "--allow_changed_config")
+    with pytest.raises(UsageError, match="clip_value is unknown"):
+        parsing.from_argv(["crankshaft train", "--model=mlp", f"--config={path}"])
+
+
+def test_arguments_of_a_scripts_trainer_are_the_runs(tmp_path):
+    class Line:
+        def __init__(self, units=3):
+            pass
+
+    trained = asked("--input=digits", "--model_arg=units=5", script=Line)
+    write_json(tmp_path / "config.json", trained.as_json())
+    for given in ((), ("--model=Line",)):
+        assert asked("--mode=eval", f"--run_dir={tmp_path}", *given, script=Line).configured_arguments("model_arg") == {
+            "units": 5
+        }
+
+
+def test_a_scripts_run_is_told_to_be_started_by_its_script(tmp_path):
+    class Line:
+        pass
+
+    write_json(tmp_path / "config.json", asked("--input=digits", script=Line).as_json())
+    with pytest.raises(UsageError, match=r"is a run of Line, which its script brings; start that script with"):
+        asked("--mode=eval", f"--run_dir={tmp_path}")
+
+
+def test_an_argument_that_is_not_finite_is_the_runs(tmp_path):
+    class Line:
+        def __init__(self, most=1.0, least=(0.0,)):
+            pass
+
+    given = ("--input=digits", "--model_arg=most=inf", "--model_arg=least=-inf,2")
+    trained = asked(*given, script=Line)
+    write_json(tmp_path / "config.json", trained.as_json())
+    assert values.differences(saved_config.load(tmp_path)["deciding"], asked(*given, script=Line).deciding()) == []
+    found = asked("--mode=eval", f"--run_dir={tmp_path}", script=Line)
+    assert found.configured_arguments("model_arg") == {"most": math.inf, "least": (-math.inf, 2)}
+    assert found.deciding() == trained.deciding()
+
+
+@pytest.mark.parametrize("mode", ["eval", "export"])
+def test_a_folder_that_is_no_run_is_named_before_the_model_is_missed(tmp_path, mode):
+    with pytest.raises(UsageError, match=f"run_dir={tmp_path}/none does not exist; give the folder of a run"):
+        asked(f"--mode={mode}", f"--run_dir={tmp_path}/none")
+    with pytest.raises(UsageError, match=rf"run_dir={tmp_path} holds no run \(no config.json\); give the folder of"):
+        asked(f"--mode={mode}", f"--run_dir={tmp_path}")
+    with pytest.raises(UsageError, match=f"mode={mode} needs run_dir, the folder of a run"):
+        asked(f"--mode={mode}")
+
+
+@pytest.mark.parametrize(("kind", "has"), [("model", "Model"), ("input", "load")])
+def test_every_module_that_is_a_model_or_an_input_is_named(kind, has):
+    package = {"model": models, "input": inputs}[kind]
+    names = [each.name for each in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    assert [name for name, module in modules.items() if hasattr(module, has)] == list(registry.NAMES[kind])
+
+
+def test_each_field_is_a_flag_of_its_type():
+    """As an editor and mypy see it."""
+    fields = {field.name: field for field in dataclasses.fields(our_flags.Flags)}
+    assert list(fields) == [name for names in our_flags.GROUPS.values() for name in names]
+    kinds = [
+        (rules.Boolean, "bool"),
+        (rules.Integer, "int"),
+        (rules.AutoOrNumber, "str | float"),
+        (rules.Number, "float"),
+        (rules.Argument, "Mapping[str, Any]"),
+    ]
+    for name, field in fields.items():
+        about = field.metadata["info"]
+        kind = next((name for kind, name in kinds if isinstance(about.kind, kind)), "str")
+        expected = ("Sequence[str]" if about.several else kind) + (" | None" if field.default is None else "")
+        assert field.type == expected, name

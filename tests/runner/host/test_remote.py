@@ -1,0 +1,140 @@
+"""A run whose folder is on another file system: TensorFlow's `ram://` in this process, `file://` in others."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import tempfile
+import time
+
+import pytest
+import tensorflow as tf
+
+from crankshaft.engine.machine import files
+from crankshaft.parts.launchers.resources import free_ports
+from crankshaft.runner.failures import UsageError
+from crankshaft.runner.host import remote
+from tests.runs import assert_equal_bits, newest
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.thorough
+
+RUN = ("--model=mlp", "--model_arg=hidden_units=8", "--input=digits", "--jit=off")
+
+
+@pytest.fixture
+def url(request):
+    return f"ram://{request.node.name}/run"
+
+
+def names(url: str) -> set[str]:
+    """Every file below a folder, by its path within."""
+    walked = tf.io.gfile.walk(url)
+    return {os.path.join(folder[len(url) :].strip("/"), name) for folder, _, found in walked for name in found}
+
+
+def test_a_run_elsewhere_resumes_and_ends_on_the_bits_of_one_here(inside, url, tmp_path):
+    inside(*RUN, f"--run_dir={url}", "--train_steps=20").ok()
+    after = inside(*RUN, f"--run_dir={url}", "--train_steps=40").ok()
+    assert f"resumed at step 20 of 40 from {url}" in after.out
+    assert f"The run's files: {url}\n" in after.out
+    inside(*RUN, f"--run_dir={tmp_path / 'here'}", "--train_steps=40").ok()
+    copy = remote.RemoteFolder(url)
+    assert_equal_bits(pathlib.Path(copy.folder), tmp_path / "here")
+    assert {"config.json", "events.jsonl", "result.json"} <= names(url)
+    assert not [name for name in names(url) if name.endswith(".tmp") or ".lock" in name]
+    assert sum(name.startswith("tensorboard/train/") for name in names(url)) == 2  # of each process
+
+
+def test_checkpoints_that_are_removed_here_are_removed_there(inside, url):
+    flags = ("--train_steps=50", "--checkpoint_every_steps=10", "--keep_checkpoints=2")
+    inside(*RUN, f"--run_dir={url}", *flags).ok()
+    found = {name for name in names(url) if name.startswith("checkpoints/ckpt-") and name.endswith(".manifest.json")}
+    assert found == {f"checkpoints/ckpt-{step}.manifest.json" for step in (40, 50)}
+
+
+def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
+    folder = remote.RemoteFolder(url)
+    checkpoints = pathlib.Path(folder.folder, "checkpoints")
+    checkpoints.mkdir()
+    for name in ("ckpt-5.index", "ckpt-5.data-00000-of-00001", "ckpt-5.abcd.tmp", "checkpoint"):
+        (checkpoints / name).write_text("x")
+    folder.push()
+    assert names(url) == {"checkpoints/checkpoint"}
+    (checkpoints / "ckpt-5.manifest.json").write_text("{}")
+    folder.push()
+    assert {"checkpoints/ckpt-5.manifest.json", "checkpoints/ckpt-5.index"} < names(url)
+    assert not [name for name in names(url) if name.endswith(".writing")]
+    (checkpoints / "incomplete").mkdir()
+    for path in checkpoints.glob("ckpt-5.*[!p]"):
+        path.rename(checkpoints / "incomplete" / path.name) if path.suffix == ".index" else path.unlink()
+    folder.push()
+    assert names(url) == {"checkpoints/checkpoint", "checkpoints/incomplete/ckpt-5.index"}  # set aside, not removed
+
+
+def test_the_copy_goes_with_the_object(url):
+    folder = remote.RemoteFolder(url)
+    path = folder.folder
+    assert os.path.isdir(path)
+    del folder
+    assert not os.path.exists(path)
+
+
+def test_what_a_killed_process_has_left_goes_with_the_next_start_of_its_run(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name = os.path.basename(remote.RemoteFolder(url).folder).split(".")[0]
+    if not (child := os.fork()):
+        files.locked_folder(name)
+        time.sleep(60)
+        os._exit(0)
+    try:
+        wait_until(lambda: os.listdir(tmp_path))
+        (left,) = os.listdir(tmp_path)
+        first = remote.RemoteFolder(url)
+        assert left in os.listdir(tmp_path)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    other = remote.RemoteFolder(f"{url}/other")
+    assert left in os.listdir(tmp_path)
+    second = remote.RemoteFolder(url)
+    assert {*os.listdir(tmp_path)} == {os.path.basename(folder.folder) for folder in (first, second, other)}
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_goes_on_from_what_was_copied(crank, tmp_path):
+    there = tmp_path / "bucket" / "run"
+    flags = (*RUN, f"--run_dir=file://{there}", "--progress=plain")
+    program = crank.start(*flags, "--train_steps=1000000", "--checkpoint_every_steps=200", "--keep_checkpoints=3")
+    program.until(lambda: there.exists() and newest(there) > 0)
+    program.process.kill()
+    program.wait()
+    step = newest(there)
+    end = step + 5
+    again = crank(*flags, f"--train_steps={end}").ok()
+    assert f"resumed at step {step:,} of {end:,}" in again.out
+    assert newest(there) == end
+
+
+def test_a_folder_that_cannot_be_is_one_line(inside, tmp_path):
+    (tmp_path / "file").write_text("")
+    found = inside(*RUN, f"--run_dir=file://{tmp_path}/file/run", "--train_steps=2")
+    assert found.code == 2
+    assert found.error.startswith(f"run_dir=file://{tmp_path}/file/run can't be ")
+
+
+def test_workers_that_write_parts_of_a_checkpoint_need_a_folder_that_all_see(inside, tmp_path, monkeypatch):
+    workers = [f"localhost:{port}" for port in free_ports(2)]
+    task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    flags = ("--strategy=multi_worker", "--mesh=model:2", f"--run_dir=file://{tmp_path}/run", "--train_steps=2")
+    found = inside(*RUN, *flags)
+    assert found.code == 2
+    assert found.error.startswith("mesh=model:2: workers write parts of one checkpoint")
+
+
+def test_a_file_system_that_is_unknown_is_one_line():
+    with pytest.raises(UsageError, match=r"^nowhere://x: TensorFlow has no file system for nowhere://; mount"):
+        remote.remote_folder("nowhere://x")

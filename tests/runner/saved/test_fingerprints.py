@@ -1,0 +1,162 @@
+"""What tells a split from another: the number of examples, and a digest that any change of size changes.
+
+What a model's numbers stand for: in a run's result, predictions and export, and beside a loaded model.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from crankshaft import Data, Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.data.preprocessing import ColumnPreprocessing, Preprocessing
+from crankshaft.runner.saved import fingerprints
+from tests.bench import split_of
+
+
+def of(split, ids=None) -> dict[str, int]:
+    split = split_of(split)
+    return fingerprints.fingerprint(split, len(split) if split.by_index else split.length, ids)
+
+
+def arrays(examples=3000):
+    rng = np.random.default_rng(0)
+    return {"ids": rng.integers(0, 9, (examples, 2)), "dense": rng.random((examples, 3))}, np.arange(examples)
+
+
+def test_the_same_data_in_another_form_is_the_same():
+    features, labels = arrays()
+    turned = {"dense": np.asfortranarray(features["dense"]), "ids": features["ids"][::-1].copy()[::-1]}
+    assert of((features, labels)) == of((turned, labels.copy()))
+    assert of((features, labels))["examples"] == 3000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f, y: ({"ids": f["ids"], "thick": f["dense"]}, y),
+        lambda f, y: ({"ids": f["ids"], "dense": f["dense"].astype("float32")}, y),
+        lambda f, y: ({"ids": f["ids"], "dense": f["dense"][:, :2]}, y),
+        lambda f, y: (f, y[::-1]),
+        lambda f, y: ({"ids": f["ids"], "dense": f["dense"] * 2}, y),
+        lambda f, y: (f, np.append(y[:-1], 7)),
+        lambda f, y: (f, np.append(7, y[1:])),
+    ],
+    ids=["name", "type", "shape", "order", "scale", "last", "first"],
+)
+def test_other_data_of_as_many_examples_has_another_digest(change):
+    before, after = of(arrays()), of(change(*arrays()))
+    assert before["examples"] == after["examples"]
+    assert before["digest"] != after["digest"]
+
+
+def test_a_sample_is_of_all_rows_of_wide_arrays_and_ignores_rounding():
+    wide = np.random.default_rng(0).random((20, 784))
+    other = np.concatenate([wide[:-1], wide[:1]])
+    samples = [fingerprints.sample(split_of((each,))) for each in (wide, wide * (1 + 1e-6), other)]
+    assert len(samples[0]["examples"][0]) <= 256
+    assert [fingerprints.differs(samples[0], sample) for sample in samples] == [False, False, True]
+
+
+def test_strings_are_digested_by_what_they_say():
+    words = ["".join(["a", str(i)]) for i in range(5)]
+    labels = np.zeros(5)
+    assert of((np.array(words, object), labels)) == of((np.array([w + "" for w in words], object), labels))
+    assert of((np.array(words, object), labels)) != of((np.array(words[::-1], object), labels))
+
+
+def test_one_example_has_one_row():
+    assert of((np.zeros((1, 2)), np.zeros(1)))["digest"] != of((np.ones((1, 2)), np.zeros(1)))["digest"]
+
+
+def test_datasets_differ_by_their_elements_and_not_by_what_is_in_them():
+    zeros, ones = (tf.data.Dataset.from_tensor_slices((make((6, 2)), make(6))) for make in (tf.zeros, tf.ones))
+    assert of(zeros) == of(ones)
+    assert of(zeros)["digest"] != of(zeros.map(lambda x, y: (tf.cast(x, tf.float16), y)))["digest"]
+
+
+def test_ids_are_told_apart_where_they_are_said():
+    split = arrays()
+    assert "ids" not in of(split)
+    assert of(split, "a b")["ids"] == of(split, "a b")["ids"] != of(split, "b a")["ids"]
+
+
+WORDS = [b"bern", b"rome\nlazio", b"\xff\xfe"]  # a line's end, and no UTF-8
+CLASSES = ("small", "middle", "large")
+IDS = np.arange(40, dtype=np.int64) % 4
+SIZES = np.linspace(0, 1, 40, dtype=np.float32)
+RAW = {"city": np.array([*WORDS, b"unseen", b""], object), "size": SIZES[:5]}
+LOOKED_UP = {"city": np.array([1, 2, 3, 0, 0]), "size": SIZES[:5]}
+
+
+class Towns(Trainer):
+    def build_model(self):
+        city, size = tf.keras.Input((), dtype="int64", name="city"), tf.keras.Input((), name="size")
+        rows = tf.keras.layers.Embedding(self.run_context.vocabulary["city"], 3)(city)
+        return tf.keras.Model({"city": city, "size": size}, rows * tf.keras.layers.Reshape((1,))(size))
+
+    def loss(self, outputs, batch):
+        return mean(tf.keras.losses.sparse_categorical_crossentropy(batch[1], outputs, from_logits=True))
+
+
+def data(classes=CLASSES, words=WORDS, name="city"):
+    train = ({"city": IDS, "size": SIZES}, IDS % 3)
+    preprocessing = Preprocessing({name: ColumnPreprocessing("category", words=tuple(words))})
+    return Data(train, None, 3, {"city": 4}, "of the words", classes=classes, preprocessing=preprocessing)
+
+
+def run_towns(run_dir, mode="train", given=None):
+    return run(Towns, data=given or data, mode=mode, train_steps=2, run_dir=run_dir, jit="off", progress="off")
+
+
+@pytest.fixture(scope="module")
+def towns(tmp_path_factory):
+    return run_towns(tmp_path_factory.mktemp("runs") / "towns")
+
+
+def test_text_is_predicted_as_it_was_looked_up_for_training(towns):
+    np.testing.assert_array_equal(towns.predict(RAW), towns.predict(LOOKED_UP))
+    as_text = {**RAW, "city": np.array(["bern", "rome\nlazio", "x", "y", ""])}
+    np.testing.assert_array_equal(towns.predict(as_text)[:2], towns.predict(LOOKED_UP)[:2])
+
+
+def test_an_export_takes_text_and_has_its_classes(towns):
+    # What the run was trained on is in the export: no data is read.
+    folder = pathlib.Path(run_towns(towns.run_dir, "export", lambda: 1 / 0).result["export"])
+    serve = tf.saved_model.load(folder).signatures["serving_default"]
+    assert serve.structured_input_signature[1]["city"].dtype == tf.string
+    found = serve(city=tf.constant(RAW["city"]), size=tf.constant(RAW["size"]))["outputs"]
+    np.testing.assert_allclose(found, towns.predict(LOOKED_UP), rtol=1e-6)
+    assert json.loads((folder / "assets.extra" / "data.json").read_text())["classes"] == [*CLASSES]
+
+
+def test_a_run_and_a_loaded_model_name_their_classes_and_words(towns):
+    assert towns.result["classes"] == [*CLASSES]
+    model = load_model(towns.run_dir)
+    for names in (towns.names, model.names):
+        assert names.classes == CLASSES
+        assert names.words == {"city": WORDS}
+        assert str(names) == f"Names(classes={CLASSES}, words={{'city': '{len(WORDS)} words'}})"
+        np.testing.assert_array_equal(names.ids(RAW)["city"], LOOKED_UP["city"])
+    for given in (RAW, LOOKED_UP, tf.data.Dataset.from_tensor_slices(RAW).batch(2)):
+        np.testing.assert_allclose(model.predict(given, verbose=0), towns.predict(RAW), rtol=1e-5)
+    for columns in (False, True):
+        with pytest.raises(UsageError, match="column 'size' is text, and the model takes numbers there; make numbers"):
+            model.predict({**RAW, "size": np.full([len(RAW["city"])], "large")}, columns=columns)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"classes": CLASSES[:2]}, "the data names 2 classes, and num_classes=3; name each"),
+        ({"name": "size"}, "the data has words of 'size', which is not a feature of integers by that name; leave"),
+        ({"name": "town"}, "the data has words of 'town', which is not a feature of integers by that name; leave"),
+    ],
+)
+def test_names_that_are_not_of_the_data_are_one_line(tmp_path, given, line):
+    with pytest.raises(UsageError, match=line):
+        run_towns(tmp_path / "run", given=data(**given))
