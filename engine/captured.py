@@ -12,7 +12,7 @@ import functools
 import operator
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,10 @@ _CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
 _LEFT_OUT = (
     f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
     "go on with the former, without a line"
+)
+_SET_BY_A_TRACE = (
+    "%s: a step sets it, from %s to %s, only as it is traced, and all steps compute with the trace's value; keep it in "
+    "a tf.Variable, which the step assigns, or use step_context().step"
 )
 _IN_A_GRAPH = object()  # a tensor that a trace has left: a cache of the last call, which each call sets again
 
@@ -97,6 +101,22 @@ class Captured:
                 self._warned.add(line)
                 logging.info("%s", line)
 
+    def note_trace(self, dimensions: Callable[[], Collection[int]], replicas: int) -> None:
+        """Notes the attributes after a trace, and warns of numbers that the step itself has set, such as its own count.
+
+        Args:
+          dimensions: returns the sizes of the trace's tensors: a step may keep one in an attribute.
+          replicas: how many were traced.
+        """
+        for path, before, now, _ in self._changes():
+            if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (before, now)):
+                continue
+            is_count = 0 < now - before <= replicas
+            if path not in self._warned and (is_count or now not in dimensions()):
+                self._warned.add(path)
+                logging.warning(_SET_BY_A_TRACE, path, before, now)
+        self.note()
+
     def _note_places(self) -> None:
         """Notes where all objects are, so that a call need not walk through thousands of them."""
         seen, found = set[int](), dict[tuple[int, Any], tuple[Any, Any, Any]]()
@@ -141,14 +161,21 @@ class Captured:
     def _check(self) -> None:
         if self._is_as_noted():
             return
+        for change in self._changes():
+            self._compare(*change)
+        self._note_places()
+
+    def _changes(self) -> Iterator[tuple[str, Any, Any, bool]]:
+        """Yields (path, value before, value now, whether it is new) of what is not as it was noted."""
         for title, owner, name, before in self._attributes:
             present = _compared(_function(getattr(owner, name, None)))
             for part in {**before, **present}:
-                self._compare(f"{title}.{name}{part}", before.get(part), present.get(part), is_new=part not in before)
-        self._note_places()
+                was, now = before.get(part), present.get(part)
+                if now is not was and now != was:
+                    yield f"{title}.{name}{part}", was, now, part not in before
 
     def _compare(self, path: str, before: Any, now: Any, is_new: bool) -> None:
-        if now is before or now == before or path in self._warned:
+        if path in self._warned:
             return
         is_cache = is_new and isinstance(now, _Reference) and isinstance(now.value, tf.Tensor)
         if is_cache or _IN_A_GRAPH in (before, now):

@@ -16,7 +16,7 @@ from .checkpoints.manifest import check_extra
 from .data.feeds.position import Position
 from .errors import UsageError
 from .internals import keras_calls, keras_optimizers
-from .internals.tensorflow import TrackableNode
+from .internals.tensorflow import TrackableNode, is_saved_model
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing
 from .optimizers import KerasOptimizer, Optimizer
@@ -60,6 +60,7 @@ class TrainState:
       is_whole: whether all variables are those of `step`, so that they may be saved. They are not while a compiled call
         changes them, nor after one that was interrupted, until a checkpoint is restored.
       is_resumed: whether the program resumes a run that an earlier process began.
+      is_saved: whether the run writes checkpoints.
       extra: the program's own values, plain JSON by name.
       named_idle: the handles' `id`s of trainable variables that no optimizer updates, and that were named.
     """
@@ -70,7 +71,7 @@ class TrainState:
         self.jit: bool | None = None
         self.by_rows = False
         self.is_whole = True
-        self.is_resumed = False
+        self.is_resumed = self.is_saved = False
         self.extra: dict[str, Any] = {}
         self.named_idle: set[int] = set()
 
@@ -112,6 +113,11 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
         return list(variables.values())
+
+    def loaded_variables(self) -> list[tf.Variable]:
+        """Returns the variables of SavedModels in attributes."""
+        loaded = (node for _, node in objects.walk(self.checkpoint) if is_saved_model(node))
+        return [part for node in loaded for _, part in objects.walk(node) if isinstance(part, tf.Variable)]
 
     @contextlib.contextmanager
     def restoring(self):

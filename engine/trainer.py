@@ -250,10 +250,7 @@ class Trainer(Traits, tf.Module):
         As in Keras, arrays are summed: over the examples of all replicas, if they depend on the batch.
         """
         layers = keras.affected_layers(self.inventory.layers_without_averages, self.trainable_variables)
-        # Layers keep the losses that they add, not replicas: if replicas are traced in turns, these would be another's.
         added = keras_scopes.own_losses(layers)
-        if added and (self.reduction.layers_may_mix_replicas or keras_scopes.mix_replicas(added)):
-            raise UsageError(keras_scopes.MIXED.format(type(self).__name__))
         weights = {id(weight): weight for layer in layers for weight in layer.trainable_weights}
         regularized = [weight for weight in weights.values() if weight.regularizer is not None]
         if not (added or regularized):

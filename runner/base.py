@@ -95,7 +95,7 @@ class BaseRun:
 
     @property
     def splits(self) -> Mapping[str, Source | Stream]:
-        """The run's examples, by "train" and "eval"."""
+        """The run's examples, as `Data.splits`."""
         return self.inputs.splits
 
     def checkpoints_for(self, which: str | int) -> Checkpoints:
@@ -141,7 +141,7 @@ class BaseRun:
     @property
     def has_evaluation(self) -> bool:
         """Whether there is evaluation data."""
-        return "eval" in self.inputs.feeds
+        return bool(self.inputs.evaluation_feeds)
 
     @property
     def evaluates(self) -> bool:

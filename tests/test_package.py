@@ -107,3 +107,17 @@ def test_tf_keras_of_keras_2_is_refused_in_a_process_that_has_loaded_tensorflow(
     monkeypatch.setattr("tensorflow.keras", types.SimpleNamespace(Model=type("Model", (), {})))
     with pytest.raises(crankshaft.UsageError, match=r"tf.keras is Keras 2 .*, by TF_USE_LEGACY_KERAS, .*; unset it"):
         supported.refuse_other_libraries()
+
+
+@pytest.mark.thorough
+def test_keras_2_is_refused_where_it_is_not_installed_too():
+    """As its loader finds no package tf_keras, TensorFlow says of Keras itself that it is not installed."""
+    code = (
+        "import sys; sys.modules['tf_keras'] = None\n"
+        "import tensorflow, crankshaft\n"
+        "try: crankshaft.Trainer\n"
+        "except crankshaft.UsageError as error: print(error)"
+    )
+    variables = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=variables)
+    assert done.stdout.startswith("tf.keras is Keras 2 in this process, by TF_USE_LEGACY_KERAS"), done.stderr

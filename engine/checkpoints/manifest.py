@@ -73,13 +73,21 @@ class Manifest:
         return max((1 + int(match[1]) for match in matches if match), default=0)
 
     def other_data(self, about: dict) -> set[str]:
+        """Returns which of "train" and "eval" differ, see `other_splits`."""
+        return {name.partition("/")[0] for name in self.other_splits(about)}
+
+    def other_splits(self, about: dict) -> set[str]:
         """Returns the splits whose `about["data"]` differs; a split that one side lacks counts as equal.
 
+        If both have evaluation data, a set of one of them alone ("eval", or "eval/NAME" of several) differs.
         The time when files were written (`written`) is ignored, since a copy is the same data, and so is a sample of
         values, which may be rounded otherwise.
         """
         before, now = self.about.get("data", {}), about.get("data", {})
-        return {name for name in before.keys() & now.keys() if _contents(before[name]) != _contents(now[name])}
+        both = before.keys() & now.keys()
+        sets = [{name for name in data if name != "train"} for data in (before, now)]
+        alone = sets[0] ^ sets[1] if all(sets) else set()
+        return alone | {name for name in both if _contents(before[name]) != _contents(now[name])}
 
     def is_after(self, other: "Manifest | None") -> bool:
         """Returns whether this checkpoint is newer than one of another directory of the run; None: there is none.

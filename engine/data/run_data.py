@@ -18,7 +18,8 @@ class Data:
         features, of NumPy arrays whose first axis is examples, or dicts and tuples of such; or a `tf.data.Dataset` of
         such examples, unbatched; or a `Source` or a `Stream` (`engine.data`). Several inputs per step are a dict of
         these by name, each with its own batch size, order and position; a dict of arrays is features.
-      evaluation: the evaluation data, in the same form, or None.
+      evaluation: the evaluation data, in the same form, or None. Several sets are a dict of these by name, each a
+        tuple, a dataset, a `Source` or a `Stream`: metrics are NAME/loss then.
       num_classes: number of classes; None if labels are not classes.
       vocabulary: number of ids (0..count-1) of each feature that is an id, in each of its columns; 0 is a missing or
         unknown id. None if no feature is an id.
@@ -51,3 +52,11 @@ class Data:
     class_weight: Mapping[int, float] | None = None
     batch_sizes: Mapping[str, int] | None = None
     flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def splits(self) -> dict[str, Any]:
+        """The data by "train" and "eval"; of several evaluation sets by "eval/NAME"."""
+        named = {"eval": self.evaluation}
+        if isinstance(self.evaluation, dict):
+            named = {f"eval/{name}": split for name, split in self.evaluation.items()}
+        return {name: split for name, split in {"train": self.train, **named}.items() if split is not None}

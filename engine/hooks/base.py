@@ -214,6 +214,9 @@ class Hook:
         """Returns the next step after `step` at which the loop must stop for this hook; None is never."""
         return None
 
+    def before_call(self, status: Status) -> None:
+        """Acts before each call of the inner loop, which makes at least one step."""
+
     def __call__(self, status: Status) -> None:
         """Acts after each call of the inner loop, due or not. May set `status.stop`."""
 
@@ -421,6 +424,21 @@ class _EveryEpoch(_Every):
         return status.data_epoch.ends_at(status.step)
 
 
+class _BeforeEpoch(Hook):
+    needs_epochs = True
+
+    def __init__(self, function: Callable[[Status], None], name: str):
+        self.name = name
+        self._function = function
+
+    def next_due(self, step: int, status: Status) -> int | None:
+        return status.data_epoch.end_after(step)
+
+    def before_call(self, status: Status) -> None:
+        if status.data_epoch.ends_at(status.step):
+            self._function(status)
+
+
 def every_steps(steps: int, function: Callable[[Status, dict[str, float]], None]) -> Hook:
     """Returns a user's hook that calls `function(status, metrics)` every so many steps, with the means since the last.
 
@@ -450,3 +468,17 @@ def every_epoch(function: Callable[[Status, dict[str, float]], None]) -> Hook:
       >>> hook = every_epoch(lambda status, metrics: print(status.epoch, metrics["loss"]))
     """
     return _EveryEpoch(function, 0, getattr(function, "__name__", "every_epoch"))
+
+
+def before_every_epoch(function: Callable[[Status], None]) -> Hook:
+    """Returns a user's hook that calls `function(status)` before the first step of each epoch, and not at a run's end.
+
+    A run that is resumed where an epoch begins calls it: checkpoints of that step are written before.
+
+    Args:
+      function: called with a `Status`, whose `epoch` is the number of the epoch that begins, from 0.
+
+    Example:
+      >>> hook = before_every_epoch(lambda status: print("epoch", status.epoch, "begins"))
+    """
+    return _BeforeEpoch(function, getattr(function, "__name__", "before_every_epoch"))

@@ -120,6 +120,21 @@ class Evaluated(dict[str, float]):
         self.partial = tuple(partial) if partial else None
         self.shown = shown or Computed()
 
+    @classmethod
+    def joined(cls, sets: Mapping[str, Evaluated]) -> Evaluated:
+        """Joins the evaluations of several sets as NAME/METRIC; partial as the longest of them is."""
+
+        def named(values: Callable[[Evaluated], Mapping[str, Any]]) -> dict[str, Any]:
+            return {f"{name}/{key}": value for name, one in sets.items() for key, value in values(one).items()}
+
+        shown = Computed(
+            named(lambda one: one.shown.metrics),
+            named(lambda one: one.shown.texts),
+            named(lambda one: one.shown.images),
+        )
+        partial = max((one.partial for one in sets.values() if one.partial), key=lambda x: x[1], default=None)
+        return cls(named(lambda one: one), named(lambda one: one.confusion), partial, shown)
+
     @property
     def title(self) -> str:
         """Title of printed lines: on all batches, or on the first of them."""
@@ -152,13 +167,13 @@ def evaluate(
     directory: str | None = None,
     **between: Any,
 ) -> Evaluated:
-    """Computes the metrics over an evaluation set, and waits for them.
+    """Computes the metrics over an evaluation set, and waits for them; over several as NAME/METRIC.
 
     Means of nothing, e.g. an accuracy of 0 examples or the AUC of one class, are NaN. Warns of other non-finite values,
     except losses.
 
     Args:
-      program: the program of the evaluation; None is the run's own.
+      program: the program of the evaluation; None is the run's own, of all sets.
       is_strict: whether weights and losses must be finite.
       batches: how many of the first batches to evaluate; None or 0 is all.
       directory: folder for temporary files of predictions over `Trainer.predictions_memory_mb`; None is the system's.
@@ -168,12 +183,27 @@ def evaluate(
       NonfiniteError: a loss or weights are not finite; metrics may hide the latter.
       UsageError: `Trainer.compute_metrics` has returned something else than described there.
     """
-    title, trainer = f"evaluation at step {state.step}", state.trainer
-    program = program or strategy.evaluation
-    epoch = program.feed.order.steps_per_epoch
-    partial = (batches, epoch) if batches and batches < epoch else None
+    title, sets = f"evaluation at step {state.step}", dict[str, Evaluated]()
     if is_strict:
-        numerics.check_weights(trainer, title, strategy)
+        numerics.check_weights(state.trainer, title, strategy)
+    for name, one in ({"": program} if program else strategy.evaluations).items():
+        of_set = f"{title}, {name}" if name else title
+        sets[name] = _evaluate_set(strategy, state, one, of_set, is_strict, batches, directory, **between)
+    return sets[""] if "" in sets else Evaluated.joined(sets)
+
+
+def _evaluate_set(
+    strategy,
+    state: TrainState,
+    program: Any,
+    title: str,
+    is_strict: bool,
+    batches: int | None,
+    directory: str | None,
+    **between: Any,
+) -> Evaluated:
+    trainer, epoch = state.trainer, program.feed.order.steps_per_epoch
+    partial = (batches, epoch) if batches and batches < epoch else None
     collector = Collector(trainer.predictions_memory_mb << 20, directory, title)
     keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):

@@ -81,7 +81,7 @@ class Monitor(Periodic):
 
     def act(self, status: Status) -> None:
         if not self._is_resolved:
-            self.resolve(kinds_by_name(status.strategy.evaluation.trace()), status.state.trainer)
+            self.resolve(kinds_by_name(status.strategy.traced_evaluations()), status.state.trainer)
         metrics = self._window.take().means() if self._window else status.evaluation or {}
         if self.monitored.source == "eval" and self.monitored.metric not in metrics:  # e.g. NAME_9 of four values
             raise self.monitored.not_measured(metrics)

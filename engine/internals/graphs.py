@@ -89,6 +89,12 @@ def kinds(graph: tf.Graph) -> Counter[str]:
     return Counter(op.type for op in operations(graph))
 
 
+def dimensions(graph: tf.Graph) -> set[int]:
+    """Returns the static sizes of the axes of all tensors."""
+    shapes = (output.shape for op in operations(graph) for output in op.outputs)
+    return {size for shape in shapes if shape.rank is not None for size in shape if size is not None}
+
+
 def samples(op: tf.Operation) -> bool:
     """Returns whether an op samples by a state of the process, which a resumed one does not have.
 
@@ -287,7 +293,7 @@ class Assignments:
                 return OWN
             if by_size and self._is_size(tensor):
                 return OWN
-            if _exchanges(op):
+            if exchanges(op):
                 origin = EXCHANGED
                 continue
             if op.type == "ReadVariableOp":
@@ -297,7 +303,7 @@ class Assignments:
                 for use, use_scope in self._uses.get(handle, ()):
                     if use_scope is not scope or _precedes(use, op):
                         queue += [(value, use_scope) for value in use.inputs[1:]]
-            queue += [(value, scope) for value in _value_inputs(tensor)]
+            queue += [(value, scope) for value in value_inputs(tensor)]
         return origin
 
 
@@ -348,7 +354,7 @@ def _is_custom(op: tf.Operation) -> bool:
     return "_gradient_op_type" in op.node_def.attr
 
 
-def _exchanges(op: tf.Operation) -> bool:
+def exchanges(op: tf.Operation) -> bool:
     """Whether an op's result is the same on all replicas: a collective's, or what joins values of several replicas.
 
     In one process TensorFlow may concatenate or add these without a collective, outside of the replicas' name scopes.
@@ -358,7 +364,7 @@ def _exchanges(op: tf.Operation) -> bool:
     return not _IN_REPLICA.search(op.name) and any(_IN_REPLICA.search(source.op.name) for source in op.inputs)
 
 
-def _value_inputs(output: tf.Tensor) -> list[tf.Tensor]:
+def value_inputs(output: tf.Tensor) -> list[tf.Tensor]:
     """Lists the inputs of its op that an output's values depend on."""
     op = output.op
     if op.type == "IdentityN":  # of a function with a custom gradient: its results, then its arguments
@@ -376,10 +382,10 @@ def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
     dependent, queue = {tensor.name for tensor in on}, list(on)
     for tensor in queue:
         for op in tensor.consumers():
-            if _exchanges(op) or op.type in _SHAPE_OPS:
+            if exchanges(op) or op.type in _SHAPE_OPS:
                 continue
             new = [output for output in op.outputs if output.name not in dependent]
-            new = [output for output in new if any(source.name in dependent for source in _value_inputs(output))]
+            new = [output for output in new if any(source.name in dependent for source in value_inputs(output))]
             dependent.update(output.name for output in new)
             queue += new
     return dependent
@@ -474,7 +480,7 @@ def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
     def op_kind(tensor: tf.Tensor) -> str:
         op = tensor.op
         if op.type in _IDENTITIES:
-            return kind(_value_inputs(tensor)[0])
+            return kind(value_inputs(tensor)[0])
         if op.type not in _AFFINE_OPS:
             return OTHER
         kinds = [kind(source) for source in op.inputs]
@@ -508,7 +514,7 @@ def to_function(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Call
             continue
         seen.add(source.name)
         if source.name in dependent:
-            queue += _value_inputs(source)
+            queue += value_inputs(source)
         else:
             terms[source.name] = source
 
@@ -517,7 +523,7 @@ def to_function(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Call
 
         def copy(original: tf.Tensor) -> tf.Tensor:
             if original.name not in values:
-                op, inputs = original.op, [copy(source) for source in _value_inputs(original)]
+                op, inputs = original.op, [copy(source) for source in value_inputs(original)]
                 attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
                 if op.type in _IDENTITIES:
                     values[original.name] = inputs[0]

@@ -70,10 +70,13 @@ def traced_for_some_size(trace: Callable[[int | None], Any], size: int) -> Any:
       trace: traces for a size, or for any with None.
       size: the number of examples of a replica's batch.
     """
-    for any_size in (None, 2):
-        with contextlib.suppress(Exception):  # of any class
-            return trace(any_size)
-    return trace(size)
+    try:
+        return trace(None)
+    except Exception:  # of any class; the first is the one whose message fits batches of any size
+        for some_size in (2, size):
+            with contextlib.suppress(Exception):
+                return trace(some_size)
+        raise
 
 
 def has_call(model: tf.keras.layers.Layer) -> bool:

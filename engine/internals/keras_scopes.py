@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,16 +12,11 @@ from keras.src.backend.common.variables import AutocastScope
 
 from ..errors import UsageError
 from . import graphs
-from .keras import all_layers_in, carried_states, layers_in
+from .keras import all_layers_in, carried_states
 from .variables import read_local, update_alone
 
 # TensorFlow's own lists of an object's attributes.
 _TRACKED = ("_self_unconditional_checkpoint_dependencies", "_self_unconditional_dependency_names")
-# The error where a layer's additions to the loss may be another replica's.
-MIXED = (
-    "{}: its layers add to the loss (add_loss, activity_regularizer) and sum statistics across replicas of one "
-    "process; leave one of them out, or use a process for each replica (strategy=multi_worker)"
-)
 
 
 class _Seeds:
@@ -146,28 +140,6 @@ class Scope(tf.keras.StatelessScope):
 def own_losses(layers: Iterable[tf.keras.layers.Layer]) -> list[tf.Tensor]:
     """Returns the scalars that layers added to the loss in the last traced forward pass, e.g. by `add_loss`."""
     return list({id(loss): loss for layer in all_layers_in(layers) for loss in added_losses(layer)}.values())
-
-
-def mix_replicas(losses: Iterable[tf.Tensor]) -> bool:
-    """Returns whether some of `own_losses` were read for another replica: each is traced in a thread of its own."""
-    here = threading.get_ident()
-    threads = {vars(loss).setdefault("read_in_thread", here) for loss in losses}  # notes the first to read each
-    return bool(threads - {here})
-
-
-@contextlib.contextmanager
-def keeping_tensors(model: tf.keras.layers.Layer) -> Iterator[None]:
-    """Keeps a model's attributes that are tensors, and its losses, while other replicas are traced in this context."""
-    before = []
-    for layer in layers_in(model):
-        tensors = {name: x for name, x in vars(layer).items() if tf.is_tensor(x) and tf.is_symbolic_tensor(x)}
-        before.append((layer, tensors, added_losses(layer)))
-    try:
-        yield
-    finally:
-        for layer, tensors, losses in before:
-            vars(layer).update(tensors)
-            layer._losses[:] = losses
 
 
 @contextlib.contextmanager

@@ -19,7 +19,11 @@ def refuse_other_libraries() -> None:
                 f"this process has loaded {name} {loaded}, and Crankshaft needs {least} or newer; install that (pip "
                 f"install -U {name}), unless it is by now, and restart the kernel, or the program"
             )
-    if importlib.import_module("tensorflow").keras.Model is not importlib.import_module("keras").Model:
+    try:
+        model = importlib.import_module("tensorflow").keras.Model
+    except ImportError:  # Keras 2 is selected, and not installed
+        model = None
+    if model is not importlib.import_module("keras").Model:
         raise UsageError(
             "tf.keras is Keras 2 in this process, by TF_USE_LEGACY_KERAS, and models here are of Keras 3; unset it "
             "before TensorFlow is imported"

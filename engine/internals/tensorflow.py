@@ -27,6 +27,7 @@ R = TypeVar("R")
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
+_LOADED = "tensorflow.python.saved_model.load"  # the module of what a loaded SavedModel is
 
 
 def has_started() -> bool:
@@ -185,6 +186,26 @@ def _replica_context(**members: Any) -> Iterator[tf.distribute.ReplicaContext]:
         yield replica
     finally:
         replica.__class__ = before
+
+
+@contextlib.contextmanager
+def around_exchanges(enter: Callable[[], contextlib.AbstractContextManager]) -> Iterator[None]:
+    """Enters a context of this replica's at each exchange within.
+
+    There the replicas of a process, each traced in a thread of its own, take turns.
+    """
+    replica = tf.distribute.get_replica_context()
+    merge_call = replica._merge_call
+
+    def merge_within(*arguments):
+        with enter():
+            return merge_call(*arguments)
+
+    replica._merge_call = merge_within
+    try:
+        yield
+    finally:
+        replica._merge_call = merge_call
 
 
 def replica_id() -> int | tf.Tensor:
@@ -493,6 +514,11 @@ def has_state_beside_variables(node: Any) -> bool:
         if "_serialize_to_tensors" in vars(kind) and kind.__name__ != "AutoTrackable":
             return True
     return False
+
+
+def is_saved_model(node: Any) -> bool:
+    """Returns whether an object was loaded by `tf.saved_model.load`."""
+    return type(node).__module__ == _LOADED
 
 
 def is_deterministic() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -199,6 +199,42 @@ def tracked_variables(owner: Any) -> dict[str, Any]:
     """
     found = tracked(owner, (*VARIABLES, tf.keras.metrics.Metric), _KERAS_OBJECTS)
     return {path: value for path, value in found.items() if isinstance(value, VARIABLES)}
+
+
+@contextlib.contextmanager
+def keeping_tensors(owners: Iterable[Any]) -> Iterator[None]:
+    """Keeps tensors that a trace has left in objects, while others that have the same objects are traced within.
+
+    They are attributes of the owners, and of modules, lists and dictionaries in these; of lists, those traced within
+    find none.
+    """
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def is_traced(value: Any) -> bool:
+        """Whether it is a tensor of a trace, or has some, which are noted."""
+        if isinstance(value, tf.Module):
+            return bool(items(value)) and is_traced(vars(value))
+        if not isinstance(value, (dict, list, tuple)):
+            return tf.is_tensor(value) and not isinstance(value, tf.Variable) and tf.is_symbolic_tensor(value)
+        if id(value) not in kept:
+            kept[id(value)] = value, {}  # ends a circle
+            traced = {name: x for name, x in items(value) if is_traced(x)}
+            kept[id(value)] = value, [*value] if traced and isinstance(value, list) else traced
+        return bool(kept[id(value)][1])
+
+    for owner in owners:
+        is_traced(vars(owner))
+    lists = [(place, values) for place, values in kept.values() if isinstance(values, list)]
+    for place, values in lists:
+        place[:] = [x for x in values if not is_traced(x)]
+    try:
+        yield
+    finally:
+        for place, values in lists:
+            place[:] = values
+        for place, values in kept.values():
+            if values and isinstance(place, dict):
+                place.update(values)
 
 
 def items(value) -> Iterable[tuple[Any, Any]]:

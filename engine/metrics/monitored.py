@@ -17,6 +17,8 @@ _WORDS = {"max": "higher", "min": "lower"}
 class Monitored:
     """A metric to monitor: `eval_NAME` or `train_NAME`, or with its direction `max:eval_NAME` or `min:eval_NAME`.
 
+    Of one of several evaluation sets `eval_SET/NAME`.
+
     Attributes:
       direction: "max" or "min", the better one; None if not in the spelling.
       source: "eval", of evaluations, or "train", the mean over the steps since the last check.
@@ -74,7 +76,8 @@ class Monitored:
     @property
     def by_name(self) -> Monitored:
         """The metric with the direction of its spelling or name, if any."""
-        is_loss = self.metric == "loss" or self.metric.endswith(_MINIMIZED)
+        metric = self.metric.rpartition("/")[2]  # without the name of one of several evaluation sets
+        is_loss = metric == "loss" or metric.endswith(_MINIMIZED)
         return dataclasses.replace(self, direction=self.direction or ("min" if is_loss else None))
 
     def not_measured(self, names: Collection[str]) -> UsageError:

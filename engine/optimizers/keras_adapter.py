@@ -128,6 +128,11 @@ class KerasOptimizer(Optimizer):
                 f"Keras optimizer {optimizer.name} is a MultiOptimizer, which can't be trained; use one optimizer, and "
                 "Trainer.learning_rate_multiplier for the weights whose rate differs, or a Trainer with two optimizers"
             )
+        if isinstance(optimizer, tf.keras.optimizers.LossScaleOptimizer):
+            raise UsageError(
+                f"Keras optimizer {optimizer.name} scales the loss for float16, which the engine does with "
+                "precision=float16; set that, and give the inner optimizer alone"
+            )
         if method := keras_optimizers.override_beside_rule(optimizer):
             raise UsageError(
                 f"Keras optimizer {optimizer.name} overrides {method}, which is never called: the engine itself sums "

@@ -51,9 +51,6 @@ class Reduction(tf.Module):
     sync_every_steps: int | None = None
     # Whether moving statistics are restored on a replica without examples, since `sum` does not average them.
     restores_statistics = False
-    # Whether a forward pass has summed statistics across replicas that are traced in threads of one process: from then
-    # on layers may have another replica's values.
-    layers_may_mix_replicas = False
     # The figures that `pop_figures` returns.
     watched: tuple[str, ...] = ()
 
@@ -177,9 +174,6 @@ class Reduction(tf.Module):
         """
         if self._counts_alone():
             return values
-        # Replicas of one process are traced in turns, which change at such an exchange: from here on what a layer keeps
-        # may be another replica's.
-        self.note_midstep_exchange()
         return tf.custom_gradient(lambda x: (self.sum_counts(x), self.sum_counts))(values)
 
     def sum_counts(self, counts: tf.Tensor) -> tf.Tensor:
@@ -188,12 +182,6 @@ class Reduction(tf.Module):
 
     def _counts_alone(self) -> bool:
         return self.alone() or step_context().mesh.data.size == 1 or is_only_replica()
-
-    def note_midstep_exchange(self) -> None:
-        """Records that replicas exchange values within a step, before their gradients."""
-        context = tf.distribute.get_replica_context()
-        one_by_one = tf.get_static_value(context.replica_id_in_sync_group) is not None  # TPU replicas share a trace
-        self.layers_may_mix_replicas = one_by_one and len(context.strategy.extended.worker_devices) > 1
 
     def pop_figures(self) -> dict[str, tf.Tensor]:
         """Returns the `watched` figures of this replica's step, scalar float32; 0 for what it did not measure.

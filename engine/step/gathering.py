@@ -56,7 +56,6 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     if values.dtype not in _SENT:
         sent, first = gather(trainer, tf.cast(values, tf.float32 if values.dtype.is_floating else tf.int64))
         return tf.cast(sent, values.dtype), first
-    reduction.note_midstep_exchange()
     has_examples = step.has_examples
     count = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(count)

@@ -11,10 +11,16 @@ import tensorflow as tf
 
 from ..data import form
 from ..errors import UsageError
-from ..internals import graphs, keras_scopes
+from ..internals import graphs, keras, keras_scopes
 from ..internals.patches import undivided_losses
-from ..internals.tensorflow import TemporaryVariable, is_only_replica, replica_id, temporary_variable
-from ..internals.variables import assign_local, read_local, server_device
+from ..internals.tensorflow import (
+    TemporaryVariable,
+    around_exchanges,
+    is_only_replica,
+    replica_id,
+    temporary_variable,
+)
+from ..internals.variables import assign_local, keeping_tensors, read_local, server_device
 from ..mesh.layout import Mesh
 from ..metrics.sums import without_details
 from .batches import check_weighed, dense, num_examples, pad_empty_batch, zero_unless
@@ -213,7 +219,10 @@ class StepRunner:
             counts_ids=self._counts_ids,
         )
         seeds = keras_scopes.unseeded_samples(lambda: step_context().keras_seed())
-        with context, undivided_losses(), seeds:
+        # What the step keeps in attributes until replicas have exchanged values is this replica's afterwards, too.
+        owners = [self._trainer, *keras.all_layers_in(self._inventory.layers.values())]
+        exchanges = around_exchanges(lambda: keeping_tensors(owners))
+        with context, undivided_losses(), seeds, exchanges:
             if not tf.executing_eagerly():  # only traces are checked
                 self._contexts.append(context)
             yield context

@@ -10,6 +10,7 @@ import abc
 import contextlib
 import dataclasses
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -24,7 +25,7 @@ from ..errors import UsageError, free_frames
 from ..machine.threads import TRACING
 from ..mesh.layout import Mesh
 from ..metrics.predictions import in_order
-from ..metrics.sums import Sums
+from ..metrics.sums import Sums, SumSpec
 from ..state import TrainState
 from ..trainer import Trainer, computes_metrics
 from .loop_result import LoopResult
@@ -153,7 +154,7 @@ class Strategy(Processes, abc.ABC):
       computing_tasks: host:port of the tasks that compute for this process.
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
       state: training state that the programs use, once bound.
-      evaluation: the program of its evaluation data, or None.
+      evaluations: the programs of its evaluation data: of one set by "", of several by name.
     """
 
     name: str
@@ -166,7 +167,7 @@ class Strategy(Processes, abc.ABC):
     computing_tasks: Sequence[str] = ()
     state: TrainState
     training: Any = None
-    evaluation: Any = None
+    evaluations: Mapping[str, Any] = types.MappingProxyType({})
     mesh: Mesh = Mesh()
     _external: Mapping[Any, Program] = {}
 
@@ -202,14 +203,34 @@ class Strategy(Processes, abc.ABC):
         """Returns the feed of evaluation data, in the examples' own order; see `feed`."""
         return self.feed(split, batch_size, None, **({"saved_data": saved_data} if saved_data else {}))
 
-    def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
-        """Sets the programs' state, and makes the programs of the run's own data. Compiles nothing yet."""
+    def bind(
+        self,
+        state: TrainState,
+        train_feed: Feed | None = None,
+        eval_feed: Feed | Mapping[str, Feed] | None = None,
+    ) -> None:
+        """Sets the programs' state, and makes the programs of the run's own data. Compiles nothing yet.
+
+        Args:
+          eval_feed: the evaluation data's; of several sets by name.
+        """
         if eval_feed and computes_metrics(state.trainer):
             self._check_predictions(type(state.trainer))
         self.state, self._external = state, {}
         state.input.set_feed(train_feed, self)
         self.training = train_feed and self.program("train", train_feed, bool(state.jit))
-        self.evaluation = eval_feed and self.program("eval", eval_feed)
+        eval_feeds = eval_feed if isinstance(eval_feed, Mapping) else {"": eval_feed} if eval_feed else {}
+        self.evaluations = {name: self.program("eval", feed) for name, feed in eval_feeds.items()}
+
+    @property
+    def evaluation(self) -> Any:
+        """The program of the run's own evaluation, of several sets the first's; None without evaluation data."""
+        return next(iter(self.evaluations.values()), None)
+
+    def traced_evaluations(self) -> list[SumSpec]:
+        """Traces the run's own evaluations, and describes their metrics; of several sets as NAME/METRIC."""
+        specs = ((name, spec) for name, program in self.evaluations.items() for spec in program.trace())
+        return [spec._replace(name=f"{name}/{spec.name}" if name else spec.name) for name, spec in specs]
 
     def _check_predictions(self, trainer: type[Trainer]) -> None:
         if not self.predicts:
@@ -364,7 +385,7 @@ class Strategy(Processes, abc.ABC):
 
     def close_feeds(self) -> None:
         """Frees the feeds' read-ahead; running a program again reopens its feed."""
-        for program in filter(None, (self.training, self.evaluation)):
+        for program in filter(None, (self.training, *self.evaluations.values())):
             program.close()
 
     # Descriptions.

@@ -59,6 +59,11 @@ _STATEFUL_SAMPLING = (
     "the step samples random numbers that differ in a resumed run, also with a seed (%s); sample by "
     "tf.random.stateless_* with step_context().seed(), or by Keras's layers"
 )
+_MADE_IN_A_STEP = (
+    "{}: its step makes variables as it is traced ({}), {}; make them in build, after super().build(), as in self.m = "
+    "[tf.Variable(tf.zeros(v.shape), trainable=False) for v in self.trainable_variables], or build there the layer or "
+    "optimizer that makes them"
+)
 _STATE_OF_PYTHON = (
     "the step calls Python (%s), and what its functions keep is in no checkpoint: this resumed run goes on with the "
     "weights of the one before, and with the program's new objects, such as an environment; keep their state in "
@@ -111,13 +116,18 @@ class StepChecks:
         Args:
           replicates_batch: whether each replica computes the whole batch, so that what it assigns is the others' too.
         """
+        before = _variables(self._state)
         try:
             step = trace()
-        except UsageError:
+        except Exception as error:
+            self._check_made(before, error)
+            if not isinstance(error, UsageError):
+                raise
             # A loss's mistake may be why, such as comparing pairs, which has no gradient: that is the error to show.
             if self._runner and self._state:
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
+        self._check_made(before)
         self._check(step.graph, replicates_batch)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
@@ -130,12 +140,30 @@ class StepChecks:
         )
         return step
 
+    def _check_made(self, before: Mapping[int, tf.Variable], error: Exception | None = None) -> None:
+        """Raises UsageError for variables that the trace has made, which a resumed run would lack, or logs a line.
+
+        Args:
+          before: the variables before the trace.
+          error: the trace's; replicas can't make variables in a step, which is why.
+        """
+        state, made = self._state, [v for key, v in _variables(self._state).items() if key not in before]
+        if state is None or not made or (error is not None and self._replicas == 1):
+            return
+        names = ", ".join(f"{variable_path(v)} {v.shape.as_list()}" for v in made[:3]) + (", ..." if made[3:] else "")
+        refused = self._replicas > 1 or state.is_saved
+        why = "which replicas can't" if self._replicas > 1 else "which a resumed run would not have to restore"
+        line = _MADE_IN_A_STEP.format(type(state.trainer).__name__, names, why)
+        if refused:
+            raise UsageError(line) from error
+        logging.warning_once("%s", line)
+
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> None:
         if self._runner is None or self._state is None:
             return
         state = self._state
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
-        state.trainer.inventory.captured.note()
+        state.trainer.inventory.captured.note_trace(lambda: graphs.dimensions(graph), len(contexts))
         options, shards = state.trainer.run_context.options, self._replicas // contexts[0].mesh.model.size
         has_parts = max(shards, options.micro_batches) > 1 and not replicates_batch
         warns = has_parts and "gather" not in self._runner.applied.names
@@ -292,8 +320,10 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
         needed = {x.op.name for x in results}  # not a gradient that is made beside another one, and not used
         for op in reversed(operations[: last + 1]):
             needed.update(x.op.name for x in op.inputs if op.name in needed)
-        # A loop's turns, as those of tf.map_fn, are mostly of single examples.
-        if _finds((op for op in operations if op.name in needed), here, _compares, enters_loops=False):
+        # What replicas have exchanged is not of this part alone. A loop's turns, as those of tf.map_fn, are mostly of
+        # single examples.
+        of_part = (op for op in operations if op.name in needed and not graphs.exchanges(op))
+        if _finds(of_part, here, _compares, enters_loops=False):
             logging.warning_once(_COMPARED_IN_PARTS, loss.owner)
 
 
@@ -325,7 +355,8 @@ def _finds(
             inner_tensors = [inner for outer, inner in arguments if outer.name in examples]
             if _finds(called.get_operations(), inner_tensors, is_found, enters_loops):
                 return True
-        examples.update(x.name for x in op.outputs)
+        of_examples = (x for x in op.outputs if any(source.name in examples for source in graphs.value_inputs(x)))
+        examples.update([x.name for x in of_examples])
         if any(x.name in columns for x in inputs):
             columns.update(x.name for x in op.outputs if _is_column(x))
     return False
@@ -414,11 +445,17 @@ def _never_updated(state: TrainState, read: Collection[tf.Variable]) -> list[str
     updated |= _handles(v for optimizer in keras_optimizers for v in optimizer.variables)  # their own
     in_layers = _handles(v for layer in inventory.layers.values() for v in layer.variables)
     weights = _handles(v for v in inventory.all_weights if state.trainer.learning_rate_multiplier(v) != 0)
-    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake.
-    done = state.named_idle | updated | (in_layers - weights)
+    # Of layers' variables, those that are frozen on purpose, or have a multiplier of 0, are no mistake, nor those of a
+    # loaded SavedModel, which can be frozen in no other way.
+    done = state.named_idle | updated | (in_layers - weights) | _handles(state.loaded_variables())
     idle = [v for v in read if v.trainable and id(v.handle) not in done]
     state.named_idle |= _handles(idle)
     return sorted({*map(variable_path, idle)})
+
+
+def _variables(state: TrainState | None) -> dict[int, tf.Variable]:
+    """The variables of a run's checkpoints, by `id`."""
+    return {id(variable): variable for variable in state.variables()} if state else {}
 
 
 def _handles(variables: Iterable) -> set[int]:

@@ -159,7 +159,12 @@ class Replicated(Strategy):
         """Describes how streams are divided among workers, and examples among buckets, one line each."""
         return self._lines
 
-    def bind(self, state: TrainState, train_feed: Feed | None = None, eval_feed: Feed | None = None) -> None:
+    def bind(
+        self,
+        state: TrainState,
+        train_feed: Feed | None = None,
+        eval_feed: Feed | Mapping[str, Feed] | None = None,
+    ) -> None:
         self._inventory = state.trainer.inventory
         # Only the kernels of CPUs raise for ids out of range; elsewhere they are counted, and end the run as a metric.
         self._runner = StepRunner(state.trainer, self.mesh, counts_ids=self.static_shapes or self._devices.on_gpus)

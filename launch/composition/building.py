@@ -70,7 +70,7 @@ def build_run(
         state = cache.restarted(run_inputs.updates_before)
     else:
         state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
-    strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.feeds.get("eval"))
+    strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.evaluation_feeds)
     if cache:  # not before: `bind` makes the programs
         cache.give_compiled(strategy, run_inputs)
     saved = build_checkpoints(config, state, strategy, run_inputs, check_folder)
@@ -158,6 +158,7 @@ def build_checkpoints(
         "strategy": strategy.describe(),
         "data": strategy.exchange(run_inputs.contents)[0],  # all decide alike, though CPUs may round otherwise
     }
+    state.is_saved = True
     about["cpu"], about["updated"] = cpu_threads.counts(strategy), state.updated()
     if final_averages := state.final_averages():
         about["final_averages"] = final_averages

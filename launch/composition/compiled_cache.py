@@ -89,7 +89,7 @@ class CompiledCache:
 
 
 def _programs(strategy: Strategy) -> dict[str, Any]:
-    programs = {"train": strategy.training, "eval": strategy.evaluation}
+    programs = {"train": strategy.training, "eval": strategy.evaluation}  # of a compiled model, one set's
     return {split: program for split, program in programs.items() if program is not None}
 
 

@@ -287,7 +287,8 @@ class Run(BaseRun):
             a `tf.data.Dataset` or a `PyDataset`, with labels or without; or the name of an input, such as "digits".
             None is the run's own data.
           name: name of a model among `models`, which then takes the features instead of `Trainer.forward`.
-          split: "eval" or "train", of the run's own data or a named input's; None is that of evaluations, if any.
+          split: "eval" ("eval/NAME" of several evaluation sets) or "train", of the run's own data or a named input's;
+            None is "eval", if there is one.
           columns: whether to return arrays by name, as `--mode=predict` writes them: "class", "class_name",
             "probability" and so on, and "id" where the data names its examples.
 

@@ -148,7 +148,7 @@ def _make_ready(run: BaseRun) -> None:
     run.is_ready = True
     # A mistake in the evaluation shows now, not after an epoch; the attempt that has left its state in memory had none.
     is_needed = not run.is_from_memory or any(hook.reads_metrics for hook in run.hooks)
-    metrics = run.strategy.evaluation.trace() if run.evaluates and is_needed else ()
+    metrics = run.strategy.traced_evaluations() if run.evaluates and is_needed else ()
     _find_monitored(run, metrics)
     if run.strategy.is_chief and any(issubclass(metric.kind, Confusion) for metric in metrics):
         _warn_of_missing_classes(run)
@@ -160,8 +160,11 @@ def _make_ready(run: BaseRun) -> None:
 
 def _warn_of_missing_classes(run: BaseRun) -> None:
     """Warns of classes of which training or evaluation data alone has examples, if labels can be read alone."""
-    trained, evaluated = (form.classes(run.splits[name]) for name in ("train", "eval"))
-    if trained is None or evaluated is None or trained == evaluated:
+    known = [classes for split in run.splits.values() if (classes := form.classes(split)) is not None]
+    if len(known) < len(run.splits):
+        return
+    trained, evaluated = known[0], set[int]().union(*known[1:])
+    if trained == evaluated:
         return
     names = dict(enumerate(run.names.classes or ()))
     parts = []
@@ -183,8 +186,10 @@ def _find_monitored(run: BaseRun, measured: Sequence[SumSpec]) -> None:
     kinds, monitors = kinds_by_name(measured), [hook for hook in run.hooks if isinstance(hook, Monitor)]
     named = run.config.monitored
     has_all = kinds and named.source == "eval" and not computes_metrics(run.trainer)
-    is_default = named.metric == "loss" and all(isinstance(hook, BestCheckpoint) for hook in monitors)
-    if has_all and is_default and named.find(kinds) is None and not run.config.restore_best:
+    is_default = named.name == "eval_loss" and all(isinstance(hook, BestCheckpoint) for hook in monitors)
+    # `compute_metrics` may return it later, but of several sets none has the default's name.
+    is_missing = kinds and (has_all or "" not in run.strategy.evaluations) and named.find(kinds) is None
+    if is_missing and is_default and not run.config.restore_best:
         measured_names = ", ".join(f"eval_{name}" for name in sorted(kinds))
         run.log(f"monitored: nothing, since there is no eval_loss; monitor= keeps the best by one of {measured_names}")
         run.hooks[:] = [hook for hook in run.hooks if hook not in monitors]
@@ -322,7 +327,7 @@ def _evaluate(run: BaseRun) -> evaluation.Evaluated:
 def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_with_best: bool) -> Iterator[str]:
     """Describes how a run has ended, from its result."""
     stop = run.loop.status.agreed_stop
-    if "loss_with_penalties" in {**result["train"], **result.get("eval", {})}:
+    if any(name.endswith("loss_with_penalties") for name in (*result["train"], *result.get("eval", ()))):
         yield "loss leaves out what layers add to it; loss_with_penalties, which is trained on, has it"
     if stop:
         line = f"stopped at step {result['step']}: {stop.reason if stop.exit_code else result['stop']}"

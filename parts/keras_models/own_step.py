@@ -266,9 +266,6 @@ class OwnSteps:
             raise UsageError(f"{self._name}.{method} can't be compiled: {reason(error)}; {cure}") from error
         finally:
             _apply.reset(token)
-        here = [x for x in keras_scopes.own_losses([self._model]) if getattr(x, "graph", None) is step_context().graph]
-        if keras_scopes.mix_replicas(here):
-            raise UsageError(keras_scopes.MIXED.format(self._name))
         return returned
 
     def _update(self, step: _Step, optimizer, gradients, trainable_variables=None) -> None:
@@ -294,8 +291,7 @@ class OwnSteps:
             # Moving statistics are averaged where replicas meet first; another average of equal values costs a message.
             averages, step.has_summed = () if step.has_summed else None, True
             local = Gradients(gradients, (step.examples,))
-            with keras_scopes.keeping_tensors(self._model):
-                gradients, examples = reduction.sum(local, step.examples, averages, variables)
+            gradients, examples = reduction.sum(local, step.examples, averages, variables)
             gradients = gradients.over(examples)
         else:
             step_context().applied.mark("Reduction.sum")

@@ -38,6 +38,8 @@ _UNCAUGHT_ERROR = re.compile(r"crankshaft\.[\w.]*\b(\w+)(:|$)")
 _CANNOT_BEGIN = re.compile(
     r"(ModuleNotFound|Import|Syntax|Indentation|Tab)Error\b|.*python\S*: (No module named|Error while finding module) "
 )
+# And absl's, of a flag that it does not know.
+_UNKNOWN_FLAG = re.compile(r"FATAL Flags parsing error: Unknown command line flag '(\S+?)'")
 # What TensorFlow, LLVM, OpenBLAS, C++, gRPC and Python print where the system refuses them a thread.
 _NO_THREAD = re.compile(
     r"pthread_create\b.*\bfailed|what\(\): +Resource temporarily unavailable|Check failed: worker->created\(\)|"
@@ -86,6 +88,12 @@ class TaskExit:
             return "the run has diverged, and would again"
         if self.code == EXIT_FAILED and self.last_lines and _CANNOT_BEGIN.match(self.last_lines[-1]):
             return "its script can't be run as it stands"
+        if self.code == EXIT_FAILED and (unknown := [*filter(None, map(_UNKNOWN_FLAG.search, self.last_lines))]):
+            return (
+                f"absl's app.run in its script does not know the flag {unknown[0][1]} (call crankshaft.main(MyTrainer, "
+                "data=data) instead, which reads the script's flags too, or app.run(main, flags_parser=lambda words: "
+                "flags.FLAGS(words, known_only=True)), and give run the strategy)"
+            )
         if self.code in (EXIT_FAILED, -signal.SIGABRT) and any(map(_NO_THREAD.search, self.last_lines)):
             return f"threads ran out ({thread_limit()})"
         return None

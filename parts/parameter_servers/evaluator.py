@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
-from ...engine.checkpoints import Manifest, RunDir
+from ...engine.checkpoints import RunDir
 from ...engine.hooks import Status, StopRequest, evaluation
 from ...engine.hooks.saving import BestCheckpoint
 from ...engine.machine.files import appears
@@ -14,11 +13,10 @@ from ...engine.meter import Meter, Segment
 from ...engine.metrics.monitored import Monitored
 from ...runner import progress
 from ...runner.base import BaseRun
-from ...runner.command_line import checks
 from ...runner.failures import UsageError
 from ...runner.host.signals import EXIT_CODES, Signals
 from ...runner.modes.outcome import Outcome
-from ...runner.restored import restoring
+from ...runner.restored.restoring import restored_since
 from ..clusters.rendezvous import Presence, answers
 from ..tensorboard import event_values
 from ..tensorboard.event_files import EventFiles
@@ -56,7 +54,7 @@ def watch(run: BaseRun) -> Outcome:
                     )
             # Before reading: then all checkpoints saved until the request are found below.
             stop_requested = request.reason or coordinator.is_gone()
-            for manifest in restored(run, newer_than=evaluated_step):
+            for manifest in restored_since(run, evaluated_step):
                 if evaluated_step < 0:
                     files.open(manifest.step - 1)
                 evaluated_step = manifest.step
@@ -67,17 +65,6 @@ def watch(run: BaseRun) -> Outcome:
     files.close()
     best_checkpoints.wait()
     return Outcome({}, EXIT_CODES.get(request.reason or "", 0))
-
-
-def restored(run: BaseRun, newer_than: int) -> Iterator[Manifest]:
-    """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
-    steps = checks.checkpoint_steps(run.config.files.path)
-    if not steps or steps[-1] <= newer_than:
-        return
-    checkpoints = run.checkpoints_for("latest")
-    for manifest in checkpoints.all(lambda manifest: manifest.step > newer_than):
-        if restoring.restore_unless_removed(run, checkpoints, manifest):
-            yield manifest
 
 
 def _evaluate(run: BaseRun, files: EventFiles, best: BestCheckpoint | None) -> None:

@@ -266,7 +266,8 @@ class ParameterServer(Strategy):
 
     def bind(self, state: TrainState, train_feed: Any = None, eval_feed: Any = None) -> None:
         """Sets the programs' state. Nothing may be in progress."""
-        if read := [feed.read_by_workers for feed in (train_feed, eval_feed) if feed and feed.read_by_workers]:
+        feeds = [train_feed, *(eval_feed.values() if isinstance(eval_feed, Mapping) else [eval_feed])]
+        if read := [feed.read_by_workers for feed in feeds if feed and feed.read_by_workers]:
             sources.check(read, self.cluster.workers, self.options.step_timeout_seconds)
         self._leases = self._leases or Leases(
             self.coordinator,

@@ -286,6 +286,10 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
         then = {**then, name: {**plain(config.entry(name).defaults), **then[name]}}
     if "script_flags" not in then:
         now.pop("script_flags", None)  # the run is older than this entry
+    elif theirs := {name: value for name, value in then["script_flags"].items() if name in config.script_flags}:
+        then = {**then, "script_flags": theirs}
+    else:  # those that the script has no more, or that may change, decide nothing now
+        then.pop("script_flags")
     # Of generating, the seed is of the samples alone. What the data decides is compared when it is restored.
     for name in ("seed",) if config.mode == "generate" else config.set_by_data & now.keys():
         now[name] = then[name]
@@ -297,5 +301,12 @@ def check_same_run(config: Config, source: str, before: Mapping[str, Any]) -> No
     if changed := differences(*map(saved_config.without_cache_folder, (then, now))):
         raise UsageError(
             f"{source} is a run of another configuration ({'; '.join(changed)}); use another run_dir, the same flags, "
-            "or allow_changed_config"
+            f"or allow_changed_config{_may_change(then, now)}"
         )
+
+
+def _may_change(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The cure for script's own flags that have changed, if they decide no numbers."""
+    theirs, ours = (values.get("script_flags", {}) for values in (then, now))
+    changed = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+    return f"; of a flag that decides no numbers, may_change={changed} of main and run" if changed else ""

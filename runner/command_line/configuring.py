@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from ...engine import logging
-from ..failures import UsageError
+from ..failures import UsageError, print_line
 from ..host.remote import RemoteFolder
 from . import config as configs
-from . import parsing, paths, registry, saved_config
+from . import following, parsing, paths, registry, saved_config
 from .flags import USES, Flags
 
 
@@ -48,6 +48,10 @@ def configure(
     if remote:
         effective["run_dir"] = remote.folder
     paths.check(effective)
+    follows = effective["follow"] and effective["mode"] == "eval" and effective["eval_checkpoint"] == "all"
+    if follows and effective["run_dir"] and not remote:  # by itself, whatever its environment says of a cluster
+        environment, effective["gpus"] = {}, effective["gpus"] or "none"
+        following.await_checkpoint(effective["run_dir"], print_line)
     if effective["mode"] in configs.READING:
         is_alone = discovery is None or not discovery.has_tasks(effective, environment)
         from_run, script_in_run = saved_config.values_from_run(given, effective, is_alone)

@@ -185,6 +185,19 @@ CONFLICTS: Conflicts = (
         "{watching}, and eval_every_steps=0 makes none before the end; {watch_train} or evaluate more often",
     ),
     (
+        lambda c: c.follow and c.eval_checkpoint != "all",
+        "follow evaluates each checkpoint, and eval_checkpoint={c.eval_checkpoint} is one; give eval_checkpoint=all",
+    ),
+    (
+        lambda c: c.follow and c.cluster,
+        "follow is for one process beside a run, and there are {tasks}; leave their addresses out",
+    ),
+    (
+        lambda c: c.follow and c.remote,
+        "run_dir={c.remote.url} is copied here as a process begins, and follow looks for checkpoints that come later; "
+        "follow it in the folder that the run writes",
+    ),
+    (
         lambda c: c.eval_checkpoint == "all" and c.mode in READING and c.mode != "eval",
         "eval_checkpoint=all is for mode=eval, and mode={c.mode} takes one; give latest, best or a step",
     ),

@@ -34,7 +34,6 @@ from .user_files import Module
 
 MODES = ("train_and_eval", "train", "eval", "benchmark", "export", "predict", "generate")
 AUTO_SHARD_POLICIES = ("auto", "file", "data", "off")
-SPLITS = ("eval", "train")
 
 _SERVERS = ("strategy", "parameter_server")
 _CLUSTERS = ("strategy", *registry.CLUSTERED)
@@ -478,6 +477,14 @@ class Flags:
         use=("mode", "eval", "export", "predict", "generate"),
         of_call=True,
     )
+    follow: bool = _modes_flag(
+        Boolean(),
+        False,
+        "eval, with eval_checkpoint=all: wait for each checkpoint of a run that trains, until it ends; on the CPU by"
+        " default.",
+        use=("mode", "eval"),
+        of_call=True,
+    )
     output: str | None = _modes_flag(
         Path(),
         None,
@@ -503,7 +510,10 @@ class Flags:
         of_call=True,
     )
     predict_split: str | None = _modes_flag(
-        OneOf(SPLITS),
+        Text(
+            "eval, train, or eval/NAME of several",
+            rules.matching("eval|train|eval/.+", "it is none of eval, train, eval/NAME"),
+        ),
         None,
         "predict: split of the data; by default eval, if the data has one.",
         use=("mode", "predict"),

@@ -40,6 +40,7 @@ def from_argv(argv: Sequence[str]) -> Values:
     Raises `UsageError`.
     """
     words = without_flagfiles(argv[1:])
+    _refuse_clashes(flags.FLAGS, FIELDS)  # before a file is read that may be meant for the script's flag
     files = _load_config_files(words)
     for _, script_values in files:
         for name, value in script_values.items():
@@ -95,18 +96,20 @@ def parse_words(
     for name, field in fields.items():
         is_boolean = isinstance(field.default, bool)
         absl[name] = flags.MultiFlag(flags.ArgumentParser(), None, name, None, "", boolean=is_boolean)
-    for name in [*(script_flags or ())]:
-        if name in fields:
-            raise UsageError(
-                f"{name} is a flag of Crankshaft's, and the script defines it too; give its own another name"
-            )
     if script_flags is not None:
+        _refuse_clashes(script_flags, fields)
         absl.append_flag_values(script_flags)
         script_flags.mark_as_parsed()
     absl.set_gnu_getopt(between)
     try:
         rest = absl(["", *words], known_only)[1:]
     except flags.UnrecognizedFlagError as error:
+        config, dot, part = error.flagname.partition(".")
+        if dot and script_flags is not None and config in script_flags:
+            raise UsageError(
+                f"{error.flagname} is unknown: the command line sets no values within the script's own {config}; set "
+                f"{part} in the file of {config}, or define a flag for it"
+            ) from None
         raise _unknown(error.flagname, [*fields, *(script_flag_names() if script_flags is not None else ())]) from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
@@ -117,6 +120,19 @@ def parse_words(
             is_list = info.takes_arguments or info.several
             given[name] = coerce(field, texts) if is_list else [coerce(field, text) for text in texts][-1]
     return given, rest
+
+
+def _refuse_clashes(script_flags: flags.FlagValues, fields: Mapping[str, Any]) -> None:
+    for name in script_flags:
+        if name in fields:
+            also = (
+                ", such as experiment; data may be a function that reads its object, and build_model too"
+                if name == "config"
+                else ""
+            )
+            raise UsageError(
+                f"{name} is a flag of Crankshaft's, and the script defines it too; give its own another name{also}"
+            )
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:

@@ -90,7 +90,7 @@ def values_from_run(
     if not saved:
         return {}, {}
     given_names = {*given, *PER_CALL_FLAGS}
-    if saved["flags"].get("strategy") in CLUSTERED and is_alone:
+    if effective["follow"] or (saved["flags"].get("strategy") in CLUSTERED and is_alone):
         given_names.add("strategy")  # one process can read what several have written
     before = {**saved["flags"], **saved["deciding"]}  # "deciding" names the model of a script too
     for name, dependents in _BELONGS_TO.items():

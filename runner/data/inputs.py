@@ -42,9 +42,9 @@ class Inputs:
     Attributes:
       data_info: the description of the data, without its examples.
       example: a batch of one example, zeros, in the form of the data.
-      splits: the examples, by "train" and "eval".
-      feeds: feeds that bring batches of them to replicas, by "train" and "eval".
-      contents: fingerprints of the splits, by "train" and "eval".
+      splits: the examples, as `Data.splits`.
+      feeds: feeds that bring batches of them to replicas, by the splits' names.
+      contents: fingerprints of the splits, by their names.
       faster: a line for people whose steps wait for input: the change that makes it faster.
       lines: description of how the data is read, for people.
       updates_before: updates of an existing Keras model before the first attempt, see `KerasTrainer.updates_before`.
@@ -60,6 +60,16 @@ class Inputs:
     lines: Sequence[str] = ()
     updates_before: int = 0
     lock_holds: bool = False
+
+    @property
+    def evaluation(self) -> Source | Stream | None:
+        """The evaluation data, of several sets the first; None without."""
+        return next((split for name, split in self.splits.items() if name != "train"), None)
+
+    @property
+    def evaluation_feeds(self) -> dict[str, Feed]:
+        """The feeds of evaluation data: of one set by "", of several by name."""
+        return {name.partition("/")[2]: feed for name, feed in self.feeds.items() if name != "train"}
 
     @property
     def order(self) -> Order | None:
@@ -83,7 +93,8 @@ def build(
         checks.apply_data_flags(config, data.flags)
         checks.check_batch(config, strategy.mesh.batch_shard(0, strategy.num_replicas)[1])
     data, lines = loading.enter(config, data)
-    train, evaluation = data.train, data.evaluation
+    train, evaluations = data.train, {name: split for name, split in data.splits.items() if name != "train"}
+    evaluation = next(iter(evaluations.values()), None)
     # Predictions and evaluations are of one input: of several, that of the evaluation data, or the first.
     main = evaluation if isinstance(train, Combined) and evaluation is not None else combined.first(train)
     _check_data(config, main, evaluation, data.num_classes)
@@ -104,7 +115,7 @@ def build(
         data_name = f"data_dir={config.data_dir}" if config.data_dir else "the data"
         now = data_info, form.features(example)
         preprocessor.check_trained(data_name, (trained.data_info, trained.features), now)
-    splits = {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    splits = {"train": train, **evaluations}
     lock_holds = bool(shared := config.run_dir if config.trains and not config.remote else None)
     if agreement:
         agreement.check_settings(config, splits, strategy)
@@ -130,17 +141,17 @@ def build(
         updates_before = newest.about.get("updates_before", 0) if newest else config.trainer_class.updates_before()
     seed = order_seed(config, updates_before)
     feeds = {"train": combined.feed(train, config.global_batch_size, seed, train_counts, strategy)}
-    if evaluation is not None:
-        feeds["eval"] = strategy.eval_feed(evaluation, eval_batch_size(config, evaluation), **saved_counts("eval"))
+    for name, one in evaluations.items():
+        feeds[name] = strategy.eval_feed(one, eval_batch_size(config, one), **saved_counts(name))
 
     order = feeds["train"].order
     is_endless = not order.has_epochs or (isinstance(train, Stream) and train.is_cut)
     examples = tf.data.INFINITE_CARDINALITY if is_endless else order.num_examples
     contents: dict[str, dict[str, Any]] = {"train": fingerprints.fingerprint(train, examples, data_info.ids)}
     contents["train"]["sample"] = fingerprints.kept_sample(train)
-    if evaluation is not None:
+    for name, one in evaluations.items():
         batches = config.eval_batches
-        contents["eval"] = fingerprints.fingerprint(evaluation, feeds["eval"].order.num_examples, eval_batches=batches)
+        contents[name] = fingerprints.fingerprint(one, feeds[name].order.num_examples, eval_batches=batches)
     if agreement:
         agreement.check_data(contents, strategy)
     faster = loading.faster_input(combined.first(train), config.resident_data_mb, config.shuffle_window)

@@ -47,8 +47,7 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
         if not config.input and data is None:
             raise UsageError("it was started without data; give all tasks the same command line")
         entered, _ = enter(config, load(config) if config.input or data is None else data_from(data))
-        both = (entered.train, entered.evaluation)
-        return [split for split in both if split is not None and split.by_index and split.as_arrays() is None]
+        return [split for split in entered.splits.values() if split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of the worker's own work
         code, line = explanations.explain(error)
         raise (SourceError if code == EXIT_USAGE else UnavailableError)(line) from None
@@ -90,11 +89,14 @@ def enter(config: Config, data: Data) -> tuple[Data, list[str]]:
                 f"max_bad_records={config.max_bad_records} is for examples that are read as the run goes, and the "
                 "train data is in memory already; leave it out"
             )
-        train, evaluation = (_without_bad_records(split, config.max_bad_records) for split in (train, evaluation))
+        limit = config.max_bad_records
+        train, evaluation = _without_bad_records(train, limit), _without_bad_records(evaluation, limit)
     return dataclasses.replace(entered, train=train, evaluation=evaluation), notes
 
 
 def _without_bad_records(split, limit: int):
+    if isinstance(split, dict):  # several evaluation sets
+        return {name: _without_bad_records(one, limit) for name, one in split.items()}
     if split is None or not split.by_index or split.as_arrays() is not None:
         return split
     return WithoutBadRecords(split, limit, lambda line: logging.warning("%s", line))

@@ -57,8 +57,12 @@ def load(request: ShardRequest) -> Loaded:
     load_input = registry.find("input", request.input).make
     loaded = loading.data_from(load_input(request.data_dir, request.seed, **request.arguments))
     entered, _ = user_data.enter(loaded)
-    train, evaluation = entered.train, entered.evaluation
-    by_name = {name: split for name, split in (("train", train), ("eval", evaluation)) if split is not None}
+    train, by_name = entered.train, entered.splits
+    if isinstance(entered.evaluation, dict):
+        raise UsageError(
+            f"the eval data of input={request.input} is several sets ({', '.join(entered.evaluation)}), and shards "
+            "have one; write each by an input of its own"
+        )
     for name, split in by_name.items():
         if not split.by_index:
             raise UsageError(

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ...engine.hooks import evaluation
+from ...engine.checkpoints import Manifest
+from ...engine.hooks import StopRequest, evaluation
 from ...engine.metrics.by_class import report as class_report
 from .. import progress
 from ..base import BaseRun
+from ..command_line import following
 from ..failures import UsageError
+from ..host.signals import EXIT_CODES, Signals
 from ..restored import restoring
 from ..saved import fingerprints
 from . import external
@@ -22,9 +26,9 @@ _SHOWN_CLASSES = 20
 
 
 def evaluate_checkpoints(run: BaseRun) -> Outcome:
-    """Evaluates checkpoints of a run: the latest, the best, all, or that of one step."""
-    config, results = run.config, dict[int, evaluation.Evaluated]()
-    for manifest in restoring.restored(run):
+    """Evaluates checkpoints of a run: the latest, the best, all, also those to come, or that of one step."""
+    config, results, request = run.config, dict[int, evaluation.Evaluated](), StopRequest()
+    for manifest in _followed(run, request) if config.follow else restoring.restored(run):
         if not results:
             has_ids = bool(run.trainer.run_context.vocabulary)
             fingerprints.warn_of_other_data(config, manifest, run.checkpoints_for("latest").about, has_ids)
@@ -35,7 +39,24 @@ def evaluate_checkpoints(run: BaseRun) -> Outcome:
     result = run_result(run, eval=evaluated, **reports)
     if len(results) > 1:
         result["evals"] = {str(step): metrics for step, metrics in results.items()}
-    return Outcome(result, lines=tables)
+    return Outcome(result, EXIT_CODES.get(request.reason or "", 0), tables)
+
+
+def _followed(run: BaseRun, request: StopRequest) -> Iterator[Manifest]:
+    """Restores each checkpoint as another process writes it, until its training has ended, or a signal comes."""
+    newest = -1
+    with Signals(request.request):
+        while True:
+            # Before looking: what was written until then is found below.
+            is_last = request.reason or following.has_ended(run.config.files.path)
+            for manifest in restoring.restored_since(run, newest):
+                newest = manifest.step
+                yield manifest
+            if is_last and newest < 0:
+                raise restoring.missing(f"run_dir={run.config.run_dir}", run.checkpoints_for("latest"), "all")
+            if is_last:
+                return
+            time.sleep(following.POLL_SECONDS)
 
 
 def evaluate(run: BaseRun, split=None, ends: Callable[[], str | None] = lambda: None) -> dict[str, float]:

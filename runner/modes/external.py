@@ -30,8 +30,8 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
     train: Any = run.splits.get("train")
     if not (trains and isinstance(train, Combined)):
         run_example = run.example
-        if not trains and "eval" in run.splits:  # which a model's own step may take in another form
-            evaluated = form.example(run.splits["eval"])
+        if not trains and run.inputs.evaluation is not None:  # which a model's own step may take in another form
+            evaluated = form.example(run.inputs.evaluation)
             run_example = run_example if form.field_names(evaluated) == form.field_names(run_example) else evaluated
         return _checked(run, data, run_example)
     if not isinstance(data, dict) or data.keys() != train.members.keys():

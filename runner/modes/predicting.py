@@ -176,7 +176,7 @@ class RunView:
       features: features of one example of the run's data, a nest of arrays or specs.
       logits_kind: kind of the trainer's logits.
       get_config: returns the run's configuration. Raises `UsageError` where that of a saved run can't be read.
-      get_splits: returns the run's data, by "train" and "eval". Raises `UsageError` where that of a saved run can't be
+      get_splits: returns the run's data, as `Data.splits`. Raises `UsageError` where that of a saved run can't be
         read.
     """
 
@@ -212,7 +212,7 @@ def prediction_split(
         rules = external.rules(run.names, features, weighs_outputs=True)
         return user_data.features(data, dataclasses.replace(rules, keeps_batch_size=keeps_batch_size))
     splits = run.get_splits() if data is None else input_splits(run, data)
-    name = split or ("eval" if "eval" in splits else "train")
+    name = split or ("train" if splits.keys() == {"train"} else "eval")
     if name not in splits:
         raise UsageError(f"split={name!r}: the run's data has no such split; it has {', '.join(splits)}")
     chosen = combined.first(splits[name])
@@ -220,7 +220,7 @@ def prediction_split(
 
 
 def input_splits(run: RunView, name: str) -> Mapping[str, Source | Stream]:
-    """Loads the splits, "train" and "eval", of an input that comes with Crankshaft, or of a file, by its name."""
+    """Loads the splits, as `Data.splits`, of an input that comes with Crankshaft, or of a file, by its name."""
     config = run.get_config()
     registry.check_name("input", name)
     if name != config.input:
@@ -232,10 +232,10 @@ def input_splits(run: RunView, name: str) -> Mapping[str, Source | Stream]:
             "the columns as arrays, predict({'city': ['Rome']})"
         )
     entered, _ = loading.enter(config, loaded)
-    train, evaluation = entered.train, entered.evaluation
+    train = entered.train
     now = loaded, form.features(train.element_spec)
     check_trained(f"predict({name!r})", (run.data_info, run.features), now)
-    return {"train": train} if evaluation is None else {"train": train, "eval": evaluation}
+    return entered.splits
 
 
 def forward_and_features(trainer: Trainer, example, name: str | None) -> tuple[Callable[..., Any], Any]:

@@ -149,6 +149,17 @@ def missing(folder: str, checkpoints: Checkpoints, which: str | int) -> UsageErr
     return UsageError(f"{folder} has no whole checkpoint {which}; {fix}")
 
 
+def restored_since(run: BaseRun, step: int) -> Iterator[Manifest]:
+    """Restores each checkpoint newer than a step, the oldest first; those that are removed meanwhile are left out."""
+    steps = checks.checkpoint_steps(run.config.files.path)
+    if not steps or steps[-1] <= step:
+        return
+    checkpoints = run.checkpoints_for("latest")
+    for manifest in checkpoints.all(lambda manifest: manifest.step > step):
+        if restore_unless_removed(run, checkpoints, manifest):
+            yield manifest
+
+
 def restored(run: BaseRun) -> Iterator[Manifest]:
     """Restores the requested checkpoints, the oldest first, each once the caller has finished with the last.
 

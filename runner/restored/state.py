@@ -82,7 +82,7 @@ def build_state(
     num_servers = (newest and newest.table_shards) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
-    eval_example = form.example(run_inputs.splits["eval"]) if "eval" in run_inputs.splits else None
+    eval_example = None if run_inputs.evaluation is None else form.example(run_inputs.evaluation)
     load_initial = weights.initial_loader(config.init_from)
 
     def share(examples: int) -> int:
@@ -93,7 +93,9 @@ def build_state(
         load_initial=load_initial,
         replica_batch_size=share(config.global_batch_size),
         eval_example=eval_example,
-        eval_replica_batch_size=share(run_inputs.feeds["eval"].order.batch_size if "eval" in run_inputs.feeds else 1),
+        eval_replica_batch_size=share(
+            max((feed.order.batch_size for feed in run_inputs.evaluation_feeds.values()), default=1)
+        ),
     )
 
     def make() -> TrainState:

@@ -144,7 +144,7 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
       UsageError: another number of examples to train on, ids that are numbered otherwise, or a complete run of other
         values, and --allow_changed_config is off.
     """
-    changed = manifest.other_data(about)
+    changed = manifest.other_splits(about)
     if "train" in changed:
         changes = _differences(manifest, about, "train")
         if changes and not config.allow_changed_config:
@@ -160,9 +160,9 @@ def check_resumed(config: Config, manifest: Manifest, about: dict[str, Any], is_
             )
         if config.is_chief:
             logging.warning("%s; if that is not meant, use another run_dir", _describe_change(manifest, about, "train"))
-    if "eval" in changed and config.is_chief:
+    for name in sorted(changed - {"train"}) if config.is_chief else ():
         logging.warning(
-            "%s: it is evaluated again, and no score of before counts", _describe_change(manifest, about, "eval")
+            "%s: it is evaluated again, and no score of before counts", _describe_change(manifest, about, name)
         )
 
 
@@ -249,9 +249,11 @@ def warn_of_other_data(config: Config, manifest: Manifest, about: dict[str, Any]
 
 def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[str]:
     """Lists what certainly differs in the data, leaving out what another CPU's rounding explains; ids come last."""
-    if split not in manifest.other_data(about):
+    if split not in manifest.other_splits(about):
         return []
-    before, now = (data["data"][split] for data in (manifest.about, about))
+    before, now = (data["data"].get(split) for data in (manifest.about, about))
+    if before is None or now is None:  # a set of evaluation data
+        return [f"{'it' if before is None else 'the run'} has none of this name"]
     before = before if isinstance(before, dict) else {}
     if now.get("examples") == tf.data.INFINITE_CARDINALITY:  # which has no length to compare
         before = {**before, "examples": now["examples"]}
@@ -261,4 +263,5 @@ def _differences(manifest: Manifest, about: dict[str, Any], split: str) -> list[
 
 def _describe_change(manifest: Manifest, about: dict[str, Any], split: str) -> str:
     changes = _differences(manifest, about, split) or ["as many examples, of other contents"]
-    return f"the {_NAMES[split]} data is not that of {manifest.name} ({'; '.join(changes)})"
+    kind, slash, name = split.partition("/")
+    return f"the {_NAMES[kind]} data{slash and f' {name!r}'} is not that of {manifest.name} ({'; '.join(changes)})"

@@ -83,6 +83,30 @@ def test_a_run_predicts_and_evaluates(plane_run):
     np.testing.assert_array_equal(plane_run.predict(EVAL_POINTS[:2].tolist()), plane_run.predict(EVAL_POINTS[:2]))
 
 
+def test_several_evaluation_sets_are_each_computed_as_alone_and_one_is_monitored(tmp_path, capfd):
+    """Their metrics have their names, in results, history and TensorBoard; a resumed run goes on by the best of one."""
+    points, heights = data()[1]
+    sets = {"near": (points[:30], heights[:30]), "far": tf.data.Dataset.from_tensor_slices((points[30:], heights[30:]))}
+    how = {"learning_rate": 0.3, "run_dir": tmp_path / "run", "monitor": "eval_far/loss", **QUIET}
+    for steps in (4, 8):
+        done = run(Plane, data=(data()[0], sets), train_steps=steps, **how)
+    names = ["near/loss", "far/loss"]
+    assert [*done.result["eval"]] == names
+    alone = [done.evaluate(split)["loss"] for split in ((points[:30], heights[:30]), (points[30:], heights[30:]))]
+    np.testing.assert_allclose([*done.result["eval"].values()], alone, rtol=1e-6)
+    assert done.evaluate() == done.result["eval"]
+    assert done.history[-1]["eval_far/loss"] == done.result["best"]["value"] == done.result["eval"]["far/loss"]
+    assert {*names} <= scalars(tmp_path / "run" / "tensorboard" / "eval").keys()
+    assert done.predict(split="eval/far").shape == (70, 1)
+    with pytest.raises(UsageError, match=r"split='eval': .* no such split; it has train, eval/near, eval/far"):
+        done.predict()
+    with pytest.raises(UsageError, match=r"eval_loss is not measured .* use one of eval_far/loss, eval_near/loss"):
+        run(Plane, data=(data()[0], sets), train_steps=4, monitor="eval_loss", early_stopping={"patience": 1}, **QUIET)
+    sets["third"] = sets.pop("far")
+    other = run(Plane, data=(data()[0], sets), train_steps=8, **{**how, "monitor": "eval_third/loss"})
+    np.testing.assert_allclose(other.result["eval"]["third/loss"], alone[1], rtol=1e-6)
+
+
 def test_models_of_a_run_are_loaded(plane_run):
     best = min(range(4), key=lambda index: plane_run.history[index]["eval_loss"])
     for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
@@ -420,8 +444,11 @@ def test_a_scripts_own_flags_belong_to_its_run(inside, tmp_path):
 
     ran("--train_steps=2", "--beta=3", "--note=a").ok()
     assert json.loads((tmp_path / "run" / "config.json").read_text())["deciding"]["script_flags"] == {"beta": 3.0}
-    ran("--train_steps=4", "--beta=7").refused("is a run of another configuration (script_flags beta: 3.0 -> 7.0)")
+    line = "another configuration (script_flags beta: 3.0 -> 7.0) ... may_change=['beta'] of main and run"
+    ran("--train_steps=4", "--beta=7").refused(line)
     ran("--train_steps=4", "--beta=3", "--note=b").ok()
+    script.write_text(OWN_FLAG.replace('["note"]', '["note", "beta"]'))
+    ran("--train_steps=6", "--beta=7").ok()
 
 
 def test_the_result_is_written_before_it_is_printed(tmp_path, monkeypatch):

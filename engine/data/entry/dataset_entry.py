@@ -26,6 +26,7 @@ _GAPS = (
 )
 _EMPTY = "the {} data is an empty dataset; give at least one example"
 _NONE = type(tf.type_spec_from_value(None))
+_KINDS = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec, _NONE)
 
 
 def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes: list[str]) -> Stream:
@@ -36,6 +37,13 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     """
     if dataset.cardinality() == 0:
         raise UsageError(_EMPTY.format(name))
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if not isinstance(spec, _KINDS):
+            raise UsageError(
+                f"the {name} dataset holds a {type(spec).__qualname__}, and examples are tensors; in dataset.map, "
+                "return its tensors in a dictionary, and make the object of them again in forward (ragged ones come as "
+                "Padded)"
+            )
     is_batched = rules.as_keras or _comes_in_batches(name, dataset, rules.rank)
     given_batches = pipelines.batch_and_examples(dataset) if is_batched else None
     # Now, of the user's own operations: functions that are mapped below would hide them.

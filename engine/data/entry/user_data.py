@@ -31,6 +31,8 @@ from .array_entry import Rules, arrays_in_form, check_array, check_real, check_w
 from .dataset_entry import check_elements, stream_from_dataset, warn_of_padding
 from .py_dataset import BatchSource, GeneratorStream
 
+_Split = Source | Stream
+
 
 def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = False) -> tuple[Data, list[str]]:
     """Converts the splits of a run's data; returns the data, and lines to print.
@@ -53,27 +55,48 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
                 "its own; leave it out, or return the training data alone"
             )
         evaluation = _evaluation(data.evaluation, rules, notes)
-        if not weighs_outputs:  # else the model's own steps may take different forms: its trainer decides
-            form.check_same_fields(train.element_spec, evaluation.element_spec)
-        _warn_of_shared_shuffle(train, evaluation)
+        for one in _sets(evaluation):
+            if not weighs_outputs:  # else the model's own steps may take different forms: its trainer decides
+                form.check_same_fields(train.element_spec, one.element_spec)
+            _warn_of_shared_shuffle(train, one)
     elif validation_split:
         train, evaluation = views.divided(train, validation_split)
     if data.class_weight is not None:
         train = views.with_class_weights(train, data.class_weight)
-    train, evaluation = views.unify_weight_structure(train, evaluation)
+    train, *sets = views.unify_weight_structure([train, *_sets(evaluation)])
+    evaluation = dict(zip(evaluation, sets, strict=True)) if isinstance(evaluation, dict) else next(iter(sets), None)
     return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
 
 
-def _evaluation(data: Any, rules: Rules, notes: list[str]) -> Source | Stream:
-    if is_several("eval", data, None):
+def _sets(evaluation: _Split | dict[str, _Split] | None) -> list[_Split]:
+    return [*evaluation.values()] if isinstance(evaluation, dict) else [evaluation] if evaluation is not None else []
+
+
+def _evaluation(data: Any, rules: Rules, notes: list[str]) -> _Split | dict[str, _Split]:
+    """Converts the evaluation data, or each set of a dictionary of several."""
+    if not (isinstance(data, dict) and data and all(map(_is_split, data.values()))):
+        return _evaluation_set("eval", data, rules, notes)
+    if rules.weighs_outputs:
         raise UsageError(
-            f"the eval data is several inputs ({', '.join(data)}), and an evaluation reads each example of one once; "
-            "give it alone, of any form that the trainer's forward and loss take"
+            f"the eval data is several sets ({', '.join(map(str, data))}), and a compiled model is evaluated on one; "
+            "give one, or write a Trainer"
         )
-    evaluation = split("eval", data, rules, notes)
+    for name in data:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise UsageError(f"the eval data has a set named {name!r}; a name is text, without /, and not empty")
+    return {name: _evaluation_set(f"eval[{name!r}]", one, rules, notes) for name, one in data.items()}
+
+
+def _is_split(data: Any) -> bool:
+    """Returns whether a value of a dictionary is data of its own, rather than an array of features."""
+    return isinstance(data, (tuple, list)) or has_whole_examples(data)
+
+
+def _evaluation_set(name: str, data: Any, rules: Rules, notes: list[str]) -> _Split:
+    evaluation = split(name, data, rules, notes)
     if isinstance(evaluation, Stream) and evaluation.length == tf.data.INFINITE_CARDINALITY:
         raise UsageError(
-            "the eval dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
+            f"the {name} dataset never ends, and an evaluation reads all of it; end it by dataset.take(n), which "
             "counts batches after dataset.batch"
         )
     return evaluation

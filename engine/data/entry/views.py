@@ -159,18 +159,15 @@ def with_class_weights(split: Source | Stream, class_weight: Mapping[int, float]
     return _with_labels(split, lambda y: (y, _weights_by_class(y, by_class)), f"{sorted(by_class.items())} of ")
 
 
-def unify_weight_structure(
-    train: Source | Stream, evaluation: Source | Stream | None
-) -> tuple[Source | Stream, Source | Stream | None]:
+def unify_weight_structure(splits: list[Source | Stream]) -> list[Source | Stream]:
     """Gives the splits `WeighedLabels` if one of them has weights of outputs or steps."""
-    for split in (train, evaluation):
-        weights = None if split is None else fields(split.element_spec).weights
+    for weights in (fields(split.element_spec).weights for split in splits):
         if weights is None:
             continue
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape), weights)
         if shapes != tf.TensorShape([]):  # several: per output, or per step of a sequence
-            return with_output_weights(train, shapes), evaluation and with_output_weights(evaluation, shapes)
-    return train, evaluation
+            return [with_output_weights(split, shapes) for split in splits]
+    return splits
 
 
 def with_output_weights(split: Source | Stream, shapes: Any) -> Source | Stream:

@@ -387,6 +387,10 @@ def arrays_of_a_generator():
     return tf.data.Dataset.from_generator(lambda: iter([np.ones([8, 3])]), output_signature=tf.TensorSpec([8, 3]))
 
 
+class Graph(tf.experimental.BatchableExtensionType):
+    nodes: tf.Tensor
+
+
 # The data, and what the line says: what is wrong and the cure.
 MISTAKES = [
     (
@@ -397,6 +401,9 @@ MISTAKES = [
     (lambda: Data((X, Y), 3), "the eval data is a int; give (features, labels)"),
     (lambda: Data((X, Y, Y, 1)), "the train data is 4 values; give (features, labels)"),
     (lambda: Data((X, Y), (X,)), "the train data has labels, and the eval data has features; give both in"),
+    (lambda: Data((X, Y), {"a/b": (X, Y)}), "the eval data has a set named 'a/b'; a name is text, without /"),
+    (lambda: Data((X, Y), {"a": (X, Y), "b": (X,)}), "the train data has labels, and the eval data has features; give"),
+    (lambda: Data((X, Y), {"a": dataset(X, Y).repeat()}), "the eval['a'] dataset never ends, and an evaluation reads"),
     (lambda: Data({"a": X}, {"b": X}), "the train data has features['a'], and the eval data has features['b']"),
     (lambda: Data((X, Y, -W)), "a weight of the train data is negative or not finite; give numbers of"),
     (lambda: Data((X, Y, 0 * W)), "all weights of the train data are 0"),
@@ -426,6 +433,11 @@ MISTAKES = [
         lambda: Data(dataset(X[:, 0], Y).map(lambda x, y: (tf.RaggedTensor.from_row_lengths(x[None], [1]), y))),
         "the train dataset holds a RaggedTensorSpec; give dense tensors: in dataset.map, pad a ragged x to one shape",
     ),
+    (
+        lambda: Data(dataset(Graph(X), Y)),
+        "the train dataset holds a Graph.Spec, and examples are tensors; in dataset.map, return its tensors in a dict",
+    ),
+    (lambda: Data(dataset(X, Y).window(2)), "the train dataset holds a DatasetSpec, and examples are tensors"),
     (
         lambda: Data(batches_or_examples()),
         "elements have a first axis of 4 in each component, 4 examples or one ... unbatch(); if ... with batch(1)",

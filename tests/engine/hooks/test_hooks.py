@@ -12,7 +12,17 @@ import tensorflow as tf
 from crankshaft import Trainer, mean
 from crankshaft.engine import loop
 from crankshaft.engine.errors import NonfiniteError
-from crankshaft.engine.hooks import Hook, Periodic, StopRequest, Windowed, every_epoch, every_steps, numerics, saving
+from crankshaft.engine.hooks import (
+    Hook,
+    Periodic,
+    StopRequest,
+    Windowed,
+    before_every_epoch,
+    every_epoch,
+    every_steps,
+    numerics,
+    saving,
+)
 from crankshaft.engine.hooks.background import BackgroundThread
 from crankshaft.engine.hooks.evaluation import Evaluation, averaged_weights, evaluate
 from crankshaft.engine.hooks.monitors import EarlyStopping
@@ -102,6 +112,19 @@ def test_users_function_gets_the_means_since_last_time(mlp):
     again = mlp()
     totals = [again.train(step).get("loss") for step in (5, 10)]
     assert [loss for _, loss in seen] == [total / count for total, count in totals]
+
+
+def test_before_an_epochs_first_step_and_not_at_the_end_a_users_function_is_called_once(mlp, tmp_path):
+    """Epochs of 5 steps: a run that ends at an epoch's end has begun no other; what goes on from there has."""
+    bench, seen = mlp(), []
+    hooks = [before_every_epoch(lambda status: seen.append((status.step, status.epoch)))]
+    saved = bench.saves(tmp_path, hooks)
+    bench.loop(hooks, 10)
+    assert seen == [(0, 0), (5, 1)]
+    assert saved.latest().step == 10
+    bench.loop(hooks, 13)
+    bench.loop(hooks, 16)
+    assert seen[2:] == [(10, 2), (15, 3)]
 
 
 def test_totals_that_a_hook_keeps_are_not_changed_by_later_calls(mlp):

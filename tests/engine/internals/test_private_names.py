@@ -69,7 +69,7 @@ OF_OWNERS = {
     f"{_REDUCE}.cross_device_ops.CollectiveAllReduce": "_launchers",
     "tensorflow.python.framework.registry.Registry": "_registry",
     f"{_REDUCE}.distribute_lib": "_get_default_strategy",
-    f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_replica_id",
+    f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_merge_call _replica_id",
     "keras.Variable": "_name _value",
     "tensorflow.python.ops.script_ops": "_py_funcs",
     "tensorflow.python.ops.summary_ops_v2": "_summary_state",

@@ -174,6 +174,12 @@ def test_a_keras_object_that_does_the_engines_work_is_refused(option):
         optimizer.build(make_variables())
 
 
+def test_the_float16_of_a_keras_object_is_the_engines():
+    scaled = optimizers.KerasOptimizer(lambda: keras.LossScaleOptimizer(keras.SGD(0.1)))
+    with pytest.raises(ValueError, match="does with precision=float16; set that, and give the inner optimizer alone"):
+        scaled.build(make_variables())
+
+
 def test_a_keras_object_made_outside_the_scope_is_refused():
     optimizer = optimizers.KerasOptimizer(keras.Lion())
     with (

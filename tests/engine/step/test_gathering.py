@@ -125,6 +125,22 @@ class Smooth(Contrastive):
         return mean(own + products + tf.reduce_sum(tf.square(slopes), 1))
 
 
+class Exchanged(Contrastive):
+    """Has all replicas' examples by a sum of its own, as SimCLR's code does."""
+
+    def loss(self, outputs, batch):
+        replica = tf.distribute.get_replica_context()
+        shape = [replica.num_replicas_in_sync, *batch[1].shape]
+        parts = replica.all_reduce("sum", tf.scatter_nd([[replica.replica_id_in_sync_group]], [batch[1]], shape))
+        return mean(tf.reduce_mean(tf.matmul(outputs, tf.reshape(parts, [-1, 3]), transpose_b=True), 1))
+
+
+def test_one_that_exchanges_examples_itself_is_not(bench, caplog, monkeypatch):
+    monkeypatch.setattr(logging, "warning_once", logging.warning)
+    bench(Exchanged(), (SPREAD[:16], VIEWS[:16]), 8, 2).train(1)
+    assert "compares examples" not in caplog.text
+
+
 @pytest.mark.parametrize(("replicas", "micro_batches"), [(2, 1), (1, 2)])
 def test_one_of_single_examples_is_not(bench, caplog, monkeypatch, replicas, micro_batches):
     monkeypatch.setattr(logging, "warning_once", logging.warning)

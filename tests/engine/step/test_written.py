@@ -180,3 +180,53 @@ def test_keras_metrics_are_read_anew_before_layers_compute_with_values_of_server
     (metric,) = run.trainer.metrics_used["inputs"]
     moved = {id(variable) for variable in run.trainer.inventory.moved_variables}
     assert moved >= {id(variable) for variable in (*metric.variables, *run.trainer.layer.seen.variables)}
+
+
+class AtFirst(Writes):
+    """Makes a variable at its first step, as optimizers of one's own make their slots."""
+
+    def build(self):
+        super().build()
+        self.slots = []
+
+    def write(self, features):
+        if not self.slots:
+            self.slots = [tf.Variable(tf.zeros([3]), trainable=False, name="slot")]
+        return 0.0 * self.slots[0].assign_add([1.0] * 3)
+
+
+def test_variables_that_a_step_makes_are_refused_on_replicas_and_where_a_run_is_saved_or_named(bench, caplog):
+    line = r"AtFirst: its step makes variables as it is traced \(slot \[3\]\), which {}.*; make them in build"
+    alone, saved, replicas = (made(bench, AtFirst(), replicas) for replicas in (1, 1, 2))
+    alone.run(1)
+    np.testing.assert_array_equal(alone.trainer.slots[0], [1.0] * 3)
+    assert [line for line in caplog.messages if "its step makes variables as it is traced (slot [3])" in line]
+    saved.state.is_saved = True
+    with pytest.raises(UsageError, match=line.format("a resumed run would not have")):
+        saved.run(1)
+    with pytest.raises(UsageError, match=line.format("replicas can't")):
+        replicas.run(1)
+
+
+class Doubled(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def __call__(self, x):
+        return self.factor * x
+
+
+def test_a_loaded_saved_model_that_no_optimizer_updates_is_no_mistake(bench, caplog, tmp_path):
+    class Loaded(Writes):
+        def build(self):
+            super().build()
+            self.doubled = tf.saved_model.load(tmp_path)
+
+        def write(self, features):
+            return self.doubled(features)
+
+    tf.saved_model.save(Doubled(), tmp_path)
+    made(bench, Loaded()).run(1)
+    assert "that no optimizer updates" not in caplog.text

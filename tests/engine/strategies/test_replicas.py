@@ -70,6 +70,37 @@ def test_moving_statistics_are_the_mean_over_replicas_weighted_by_examples(bench
             np.testing.assert_allclose(made.held(variable), wanted, rtol=1e-5, atol=1e-6)  # of a few float32 values
 
 
+class Keeping(Trainer):
+    """Keeps what its loss has seen in attributes, lists, modules and layers, and shows it after the replicas' sum."""
+
+    def build_model(self):
+        self.module, self.listed, self.by_name = tf.Module(), [], {}
+        return tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
+
+    def loss(self, outputs, batch):
+        seen = batch[0][:, 0]
+        self.seen, self.module.pair, self.model.layers[0].seen = seen, (seen, 2 * seen), 3 * seen
+        self.listed.append(4 * seen)
+        self.by_name["seen"] = 5 * seen
+        return mean(tf.square(outputs[:, 0]))
+
+    def train_step(self, batch):
+        metrics, layer = super().train_step(batch), self.model.layers[0]
+        kept = [self.seen, self.module.pair[1], layer.seen, self.listed.pop(), self.by_name["seen"]]
+        return {**metrics, **{str(number): mean(value) for number, value in enumerate(kept)}}
+
+
+@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_what_a_step_keeps_in_attributes_is_its_own_replicas_after_a_sum(bench, replicas):
+    features = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+    made = bench(Keeping(), (features, np.zeros(7, np.int32)), 7, replicas)
+    metrics = made.train(1)
+    for number in range(5):
+        total, count = metrics[str(number)]
+        np.testing.assert_allclose(total / count, (number + 1) * features[:, 0].mean(), rtol=1e-5)  # float32
+    assert not made.trainer.listed
+
+
 class Frozen(Trainer):
     """A frozen layer, a frozen batch normalisation, constants of a normalisation, and one that learns."""
 

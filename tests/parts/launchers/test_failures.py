@@ -139,6 +139,13 @@ def test_a_script_that_cannot_begin_is_not_restarted(line):
     assert TaskExit("worker 0", -9, tuple(said)).mistake is None  # killed as it said so
 
 
+def test_a_script_whose_absl_does_not_know_a_flag_is_not_restarted():
+    code = "from absl import app; app.run(print)"
+    done = subprocess.run([sys.executable, "-c", code, "--strategy=multi_worker"], capture_output=True, text=True)
+    said = TaskExit("worker 0", done.returncode, tuple(done.stderr.splitlines()))
+    assert said.mistake.startswith("absl's app.run in its script does not know the flag strategy (call crankshaft.main")
+
+
 @pytest.mark.thorough
 def test_an_error_that_a_script_leaves_to_python_is_what_it_is_with_main(local):
     """A script that does not call `crankshaft.main` ends with 1, and the last line of its report names the error."""

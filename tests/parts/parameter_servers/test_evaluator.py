@@ -20,7 +20,7 @@ def test_an_evaluator_of_a_run_without_an_end_ends_with_its_coordinator(tmp_path
     gone = iter([False, True])
     monkeypatch.setattr(evaluator, "Presence", lambda *_: SimpleNamespace(is_gone=lambda: next(gone)))
     monkeypatch.setattr(evaluator, "answers", lambda address: None)
-    monkeypatch.setattr(evaluator, "restored", lambda run, newer_than: ())
+    monkeypatch.setattr(evaluator, "restored_since", lambda run, step: ())
     monkeypatch.setattr(evaluator, "_POLL_SECONDS", 0.0)
     assert evaluator.watch(run).code == 0
     assert next(gone, None) is None

@@ -59,6 +59,7 @@ NEEDED = {
     ("strategy", "multi_worker", "parameter_server"): ("--strategy=multi_worker",),
     ("strategy", "parameter_server"): ("--strategy=parameter_server",),
     ("mode", "benchmark"): ("--mode=benchmark",),
+    ("mode", "eval"): ("--mode=eval", "--run_dir=run"),
     ("mode", "eval", "export", "predict", "generate"): ("--mode=eval", "--run_dir=run"),
     ("mode", "generate"): ("--mode=generate", "--run_dir=run"),
     ("mode", "export"): ("--mode=export", "--run_dir=run"),

@@ -108,7 +108,8 @@ BY_OTHERS = set(
     variable_placement bucket_by eval_every_steps eval_batches checkpoint_every_steps checkpoint_every_minutes
     run_eagerly summary_every_steps
     histogram_every_steps keep_checkpoints snapshot_seconds monitor early_stopping restore_best progress debug
-    metrics_port check_sync_every_steps check_numerics eval_checkpoint output export_model export_since predict_split
+    metrics_port check_sync_every_steps check_numerics eval_checkpoint follow output export_model export_since
+    predict_split
     prompt sampling benchmark_arg baseline export_dir tensorboard_dir log_format""".split()
 )
 WHERE = {"strategy", "num_virtual_devices"}

@@ -290,6 +290,20 @@ def test_a_scripts_flag_with_the_name_of_one_of_these_is_named(script_flags):
         values_of("--train_steps=3")
 
 
+def test_a_scripts_config_object_has_another_name_and_no_overrides_on_the_command_line(script_flags, tmp_path):
+    """As ml_collections defines one: a flag that takes a file of Python, which is no YAML of flags."""
+    (tmp_path / "conf.py").write_text("def get_config(): return {'units': 3}\n")
+    script_flags.DEFINE_string("experiment", None, "A file.")
+    assert values_of(f"--experiment={tmp_path}/conf.py", "--seed=3")["seed"] == 3
+    with pytest.raises(UsageError, match=r"^experiment.units is unknown: .* set units in the file of experiment, or"):
+        values_of("--experiment.units=9")
+    script_flags.DEFINE_string("config", None, "A file.")
+    with pytest.raises(
+        UsageError, match=r"^config is a flag of Crankshaft's, .* another name, such as experiment; data"
+    ):
+        values_of(f"--config={tmp_path}/conf.py")
+
+
 def test_a_scripts_own_flags_are_absls(script_flags, tmp_path):
     beta = script_flags.DEFINE_float("beta", 1.0, "Decides.", lower_bound=0)
     names = script_flags.DEFINE_multi_string("name", [], "Of the script.")

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from crankshaft.engine.hooks import Hook
 from tests.launch.line import RUN, Line, data
+from tests.processes import Program
 
 pytestmark = pytest.mark.thorough
 
@@ -146,3 +147,27 @@ def test_without_a_folder_the_run_ends_without_it(inside):
     assert outcome.code == 143
     assert "stopped at step 4: SIGTERM; nothing is kept without run_dir\n" in outcome.out
     assert ending.done < 8
+
+
+def test_an_evaluation_that_follows_a_run_waits_for_its_first_checkpoint_and_ends_with_it(inside, tmp_path):
+    """Also where its environment describes a cluster; the best checkpoint is not its to write."""
+    folder, mlp = tmp_path / "run", ("--model=mlp", "--input=digits", "--jit=off")
+    flags = ("--mode=eval", f"--run_dir={folder}", "--eval_checkpoint=all", "--follow")
+    tasks = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
+    command = ["-m", "crankshaft", "train", *flags, f"--result_json={tmp_path}/evals.json"]
+    beside = Program(command, tmp_path / "beside", {**os.environ, "TF_CONFIG": json.dumps(tasks)})
+    try:
+        beside.until(lambda: "waiting for the first checkpoint" in beside.err)
+        steps = ("--mode=train", "--train_steps=9", "--checkpoint_every_steps=3", "--keep_checkpoints=9")
+        inside(*mlp, *steps, f"--run_dir={folder}", "--progress=off").ok()
+        outcome = beside.wait().ok()
+    finally:
+        beside.end()
+    result = json.loads((tmp_path / "evals.json").read_text())
+    assert list(result["evals"]) == ["3", "6", "9"]
+    assert result["eval"] == result["evals"]["9"]
+    assert "evaluation at step 3" in outcome.out
+    assert not list(folder.glob("best/*"))
+    again = inside(*flags, "--progress=plain").ok()  # of a run that has ended: all at once
+    assert [f"evaluation at step {step}" in again.out for step in (3, 6, 9)] == [True] * 3
+    inside(*flags, "--eval_checkpoint=latest").refused("follow evaluates each checkpoint, and eval_checkpoint=latest")

@@ -270,7 +270,7 @@ def test_mistakes_of_files_are_one_line(pets_run, inside, tmp_path, monkeypatch)
         ),
         (
             (f"--output={tmp_path}/a.csv", "--predict_split=test"),
-            "predict_split=test is unknown; use one of eval, train",
+            "predict_split=test can't be used: it is none of eval, train, eval/NAME",
         ),
     ):
         assert line in inside(*asked, *more).mistake
