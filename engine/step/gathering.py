@@ -101,8 +101,8 @@ def gather_together(trainer: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tenso
         shapes = [tf.shape(x)[1:] if None in x.shape[1:] else x.shape[1:] for x in cast]
         sizes = [tf.reduce_prod(shape) if tf.is_tensor(shape) else math.prod(shape) for shape in shapes]
         flat = [tf.reshape(x, [tf.shape(x)[0], size]) for x, size in zip(cast, sizes, strict=True)]
-        gathered, _ = gather(trainer, tf.concat(flat, 1))
-        columns = tf.split(gathered, sizes, axis=1, num=len(sizes))
+        everywhere, _ = gather(trainer, tf.concat(flat, 1))
+        columns = tf.split(everywhere, sizes, axis=1, num=len(sizes))
         for index, shape, column in zip(indices, shapes, columns, strict=True):
             whole = tf.reshape(column, tf.concat([tf.shape(column)[:1], shape], 0))
             known = [column.shape[0], *tensors[index].shape[1:]]

@@ -38,7 +38,7 @@ def help_text(
     doc: str,
     script_flags: list[str],
     words: Sequence[str],
-    to_trainer: Callable[[ModuleType], type | None],
+    to_trainer: Callable[[ModuleType], type | None] | None = None,
 ) -> str:
     """Lists all flags, by group, with their defaults, and the arguments of the model and the input that are named.
 
