@@ -159,10 +159,10 @@ class BaseRun:
         """Whether the run prints its progress: on the chief alone, and not with --progress=off."""
         return self.strategy.is_chief and self.config.progress != "off"
 
-    def log(self, text: str) -> None:
-        """Prints a line, where the run `prints`."""
-        if self.prints:
-            print(terminal.fitted(text, sys.stdout), flush=True)
+    def log(self, *lines: str) -> None:
+        """Prints lines, where the run `prints`."""
+        for line in lines if self.prints else ():
+            print(terminal.fitted(line, sys.stdout), flush=True)
 
     def timed_as(self, kind: str) -> contextlib.AbstractContextManager[None]:
         """Counts the time within as spent on something, one of `goodput.KINDS`."""

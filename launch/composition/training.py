@@ -104,7 +104,7 @@ def restore_newest(run: BaseRun, to_end: bool) -> None:
     if run.prints:
         inventory = run.trainer.inventory
         print_model_summary(inventory.models, tables=list(inventory.tables.values()))
-    run.log(_first_line(run, manifest))
+    run.log(*_first_lines(run, manifest))
     if config.mode == "train_and_eval" and not run.evaluates:
         run.log("no evaluation data: no evaluation is made")
     for line in run.strategy.summary_lines():
@@ -357,33 +357,34 @@ def _end_lines(run: BaseRun, result: Mapping[str, Any], exit_code: int, ends_wit
         yield f"{line}; {others}" if others else line
 
 
-def _first_line(run: BaseRun, manifest: Manifest | None) -> str:
+def _first_lines(run: BaseRun, manifest: Manifest | None) -> list[str]:
     config, order, described = run.config, run.strategy.training.feed.order, run.strategy.describe()
     length = "no end" if run.train_steps is None else counted(run.train_steps, "step")
     epoch = f"{counted(order.num_examples, 'example')}, {counted(order.steps_per_epoch, 'step')} an epoch of"
     if not order.has_epochs:
         epoch = "examples that are not counted, batches of"
-    text = (
+    lines = [
         f"{config.model_entry.name}: {epoch} {order.batch_size}, {length}; "
         f"{described['name']}, {counted(described['replicas'], 'replica')}"
-    )
+    ]
     if config.cluster and (absent := config.cluster.absent):
         from ...parts.clusters.rendezvous import describe_peers
 
         now, step = config.cluster.num_workers, manifest.step if manifest else 0
-        text += f"\n{now} of {now + len(absent)} workers continue from step {step:,}, without {describe_peers(absent)}"
+        others = describe_peers(absent)
+        lines.append(f"{now} of {now + len(absent)} workers continue from step {step:,}, without {others}")
     if manifest is None:
-        return text
+        return lines
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step == manifest.step and before != order.batch_size:
-        text += f"\nbatch size {order.batch_size}, which was {before}, from epoch {origin.epoch + 1} on"
-        if config.learning_rate_schedule != "constant" or config.warmup_steps:
-            text += "; the learning-rate schedule continues by examples"
+        goes_on = config.learning_rate_schedule != "constant" or config.warmup_steps
+        schedule = "; the learning-rate schedule continues by examples" if goes_on else ""
+        lines.append(f"batch size {order.batch_size}, which was {before}, from epoch {origin.epoch + 1} on{schedule}")
     if run.train_steps is None:
-        return f"{text}\nresumed at step {manifest.step:,} from {config.configured_run_dir}"
+        return [*lines, f"resumed at step {manifest.step:,} from {config.configured_run_dir}"]
     if manifest.step >= run.train_steps:
         more = "more steps or epochs continue it"
         if "train_steps" in config.deciding():
             more += f", with allow_changed_config: learning_rate_schedule={config.learning_rate_schedule} ends here"
-        return f"{text}\nresumed at step {manifest.step:,}: this run is complete; {more}"
-    return f"{text}\nresumed at step {manifest.step:,} of {run.train_steps:,} from {config.configured_run_dir}"
+        return [*lines, f"resumed at step {manifest.step:,}: this run is complete; {more}"]
+    return [*lines, f"resumed at step {manifest.step:,} of {run.train_steps:,} from {config.configured_run_dir}"]

@@ -171,8 +171,8 @@ def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data 
     )
     options = StrategyOptions(feed_options=feed_options, steps_per_loop=config.steps_per_loop)
     model = model_axis(rules.mesh_shape(config.mesh), layout.replicas)
-    mesh = ShardedMesh(None, model, config.shard_optimizer)
     gathers_small = model == 1 and not config.shard_optimizer  # else collectives are the mesh's own, without gathers
+    mesh = Mesh() if gathers_small else ShardedMesh(None, model, config.shard_optimizer)
     # By name: the size of an axis's groups, and how many of these a host has.
     axes = {"data": (layout.replicas // model, min(model, layout.devices))}
     axes |= {"model": (model, 1), "all_replicas": (layout.replicas, 1)}

@@ -79,10 +79,11 @@ def by_class(run: BaseRun, evaluated: evaluation.Evaluated) -> tuple[dict[str, A
     """Returns a result's entries of an evaluation's confusion matrices, and those of few classes as tables."""
     reports = {name: class_report(matrix) for name, matrix in evaluated.confusion.items()}
     short = [report for report in reports.values() if len(report["support"]) <= _SHOWN_CLASSES]
-    return {"by_class": reports} if reports else {}, [_table(report, run.names.classes) for report in short]
+    lines = [line for report in short for line in _table(report, run.names.classes)]
+    return {"by_class": reports} if reports else {}, lines
 
 
-def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
+def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> list[str]:
     numbers = [*map(str, range(len(report["support"])))]
     names = [*map(" ".join, zip(numbers, classes, strict=True))] if classes else numbers
     fractions = ("precision", "recall", "f1")
@@ -97,4 +98,4 @@ def _table(report: Mapping[str, Any], classes: Sequence[str] | None) -> str:
     for sums, why in ((matrix.sum(0), "never predicted, so their precision is 0"), (matrix.sum(1), "not in the data")):
         if lacking := [name for name, count in zip(names, sums, strict=True) if not count]:
             lines.append(f"classes that are {why}: {', '.join(lacking)}")
-    return "\n".join(lines)
+    return lines

@@ -100,14 +100,14 @@ import time
 from types import SimpleNamespace as Any
 from crankshaft.engine.errors import LostPeerError
 from crankshaft.launch.composition import training
-from crankshaft.parts.memory_snapshots import snapshots as in_memory
+from crankshaft.parts.memory_snapshots import run_snapshots as in_memory
 
 in_memory._WRITE_SECONDS = 0.2
 nothing = Any(close=lambda: None)
 snapshots = Any(write_alone=lambda: time.sleep(3600))
 strategy = Any(worker_names=["worker 0", "worker 1"])
-run = Any(signals=nothing, hooks=[nothing], snapshots=snapshots, strategy=strategy, config=Any(writes_run=True))
-training.close(run, LostPeerError("no update for step_timeout_seconds=40: worker 0 does not answer"))
+run = Any(signals=nothing, hooks=[nothing], strategy=strategy, config=Any(writes_run=True))
+training.close(run, snapshots, LostPeerError("no update for step_timeout_seconds=40: worker 0 does not answer"))
 """
 
 

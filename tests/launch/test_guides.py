@@ -239,6 +239,6 @@ def test_every_check_is_of_a_page_or_a_recipe():
 
 def test_methods_that_the_guide_has_one_override_exist():
     section = (ROOT / "docs" / "model.md").read_text(encoding="utf-8").split("## Override more")[1].split("## ")[0]
-    named = [name for row in re.findall(r"^\| (`[^|]*) \|", section, re.M) for name in re.findall(r"`(\w+)`", row)]
+    named = [name for line in re.findall(r"^- (`[^:]*):", section, re.M) for name in re.findall(r"`(\w+)`", line)]
     assert len(named) >= 10
     assert [name for name in named if name not in vars(Trainer)] == []

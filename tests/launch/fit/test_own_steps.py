@@ -776,10 +776,12 @@ def penalized(synchronized=False):
     return made
 
 
-def test_on_replicas_what_a_model_keeps_in_a_step_is_each_ones_own():
-    _, expected, _ = trained(keras.Model.fit, penalized, (X,))
-    run = fit(penalized, X, seed=1, **ON_TWO, **HOW)
+@pytest.mark.parametrize("synchronized", [False, True])
+def test_on_replicas_what_a_model_keeps_in_a_step_is_each_ones_own(synchronized):
+    make = functools.partial(penalized, synchronized)
+    _, expected, _ = trained(keras.Model.fit, make, (X,))
+    run = fit(make, X, seed=1, **ON_TWO, **HOW)
     for name in ("added", "seen"):
-        np.testing.assert_allclose(run.history.history[name], expected[name], rtol=2e-5, err_msg=name)
-    with pytest.raises(UsageError, match=r"Penalized: its layers add to the loss .*and sum statistics across replicas"):
-        fit(functools.partial(penalized, synchronized=True), X, **ON_TWO, **HOW)
+        np.testing.assert_allclose(
+            run.history.history[name], expected[name], rtol=2e-5, atol=1e-6, err_msg=name
+        )  # normalized, they sum to 0

@@ -288,7 +288,6 @@ def test_inputs_that_are_not_clear_are_errors_of_one_line(tmp_path):
         (arrays(fra=3), {}, r"batch_sizes\['fra'\]: the train data has no such input; use far"),
         (arrays(far=0), {}, r"batch_sizes\['far'\]=0 is not a batch size"),
         (arrays(far=24), TWO, r"'far'\] has a batch of 1 examples, and each of 2 replicas .*; use a batch size of 23"),
-        (Data({"near": near, "far": far}, {"near": near, "far": far}, batch_sizes={}), {}, "eval data"),
     ]:
         with pytest.raises(UsageError, match=why), open_run(Both, data=data, **ASKED, **where):
             pass
