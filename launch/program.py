@@ -53,7 +53,7 @@ def configure_program(
         trainer_class,
         has_data,
         os.environ,
-        {name: value for name, value in values.items() if name not in may_change},
+        {name: values[name] for name in values.keys() - set(may_change)},
         given_script_flags=[name for name, flag in script.items() if name in script_values or flag.present],
         remote=remote_folder(
             given.get("run_dir"),
