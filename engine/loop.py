@@ -95,7 +95,8 @@ class Loop:
         while state.step < step and not (self.status.stop and strategy.in_step):
             first = state.step
             for hook in self._hooks:
-                self._timed(hook, hook.before_call)
+                if type(hook).before_call is not Hook.before_call:  # few act then, and each is timed
+                    self._timed(hook, hook.before_call)
             # Other weights are frozen from there on, which is another trace: a call ends before it.
             until = min(step, state.freezing.next_change(first) or step)
             self._due = {id(hook): _next_due(hook, self.status, first) for hook in self._hooks}

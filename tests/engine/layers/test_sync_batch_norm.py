@@ -42,10 +42,10 @@ class Penalised(Normalised):
         return tf.keras.Model(inputs, super().build_model()(start(inputs)))
 
 
-def test_what_layers_add_is_refused_where_replicas_take_turns(bench):
-    run(bench, Penalised(), 1, steps=1)
-    with pytest.raises(ValueError, match=r"Penalised: its layers add to the loss .* leave one of them out"):
-        run(bench, Penalised(), 2, steps=1)
+def test_what_layers_add_is_each_replicas_own_where_replicas_take_turns(bench):
+    curve, _ = run(bench, Penalised(), 1, steps=4)
+    other_curve, _ = run(bench, Penalised(), 2, steps=4)
+    np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
 
 
 def run(bench, trainer, replicas, steps=12, **options):
