@@ -69,7 +69,7 @@ def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: i
     """Warns of a loss that sums over examples, of which its count is independent, if a batch has several shares.
 
     Args:
-      pairs: of this replica's batch or micro-batch; only a `Mean` is looked at.
+      pairs: this replica's pairs, of its batch or micro-batch; only a `Mean` is looked at.
       micro_batches: the number of each replica's.
     """
     shares = step_context().mesh.data.size * micro_batches

@@ -255,7 +255,7 @@ def test_a_stateful_stream_says_so_once_and_reads_its_epoch_again(bench, warning
 
 
 def rows_of(generate):
-    """The examples of the numbers that a function makes anew at each reading."""
+    """The examples of the numbers that a function makes again at each reading."""
     rows = arrays(500)
     numbers = tf.data.Dataset.from_generator(generate, output_signature=tf.TensorSpec([], tf.int64))
     return numbers.map(lambda i: tf.nest.map_structure(lambda x: tf.gather(x, i), rows))
