@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-from keras.src import backend
 from keras.src.backend.common import global_state
 
 _CAN_BE: dict[str, Callable[[Any], bool]] = {
@@ -101,15 +100,3 @@ def exchange_state(state: dict[str, Any]) -> dict[str, Any]:
     attributes.clear()
     attributes.update(state)
     return before
-
-
-def initial_shape(value: Any) -> tuple[int, ...] | None:
-    """Returns the shape of a variable's initial value, an array, or one that Keras makes; None if unknown."""
-    if not callable(value):
-        shape = getattr(value, "shape", None)
-        return None if shape is None else tuple(shape)
-    for cell in getattr(value, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # it is empty
-            if isinstance(cell.cell_contents, backend.Variable):
-                return tuple(cell.cell_contents.shape)
-    return None

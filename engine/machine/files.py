@@ -242,13 +242,6 @@ def file_system_time(folder: str) -> float:
         return time.time()
 
 
-def free_bytes(path: str) -> int:
-    """Returns the bytes that are free on the disk of a path, which need not exist yet."""
-    while not os.path.exists(path):
-        path = os.path.dirname(os.path.abspath(path))
-    return shutil.disk_usage(path).free
-
-
 def temporary_folder() -> str:
     """Returns the folder for temporary files, by the variable TMPDIR or the system's.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import threading
 import uuid
@@ -22,7 +21,7 @@ from ...engine.state import TrainState
 from ...engine.strategies import ClusterAddresses, FeedOptions, ServerOptions, WorkerTask
 from ...engine.strategies.base import Strategy
 from ...engine.strategies.options import default_timeout_seconds
-from ...runner import free_bytes, progress
+from ...runner import progress
 from ...runner.command_line import checks, rules
 from ...runner.command_line.config import WITHOUT_DATA, Config
 from ...runner.data import inputs
@@ -66,10 +65,7 @@ def build_run(
         from .compiled_cache import CompiledCache
 
         cache = CompiledCache.pop(config, run_inputs, steps)
-    if cache:
-        state = cache.restarted(run_inputs.updates_before)
-    else:
-        state = build_state(config, strategy, run_inputs, steps, build=functools.partial(free_bytes.build, config))
+    state = cache.restarted(run_inputs.updates_before) if cache else build_state(config, strategy, run_inputs, steps)
     strategy.bind(state, run_inputs.feeds.get("train"), run_inputs.evaluation_feeds)
     if cache:  # not before: `bind` makes the programs
         cache.give_compiled(strategy, run_inputs)

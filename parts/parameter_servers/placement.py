@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ...engine.internals.tensorflow import current_device
-from ...engine.strategies.dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
+from .dry_run import dry_run, name_and_path, num_bytes, shape_and_dtype
 
 _LISTED = 20  # variables, of a table for people
 # With less than both, a server's part of a step's work costs more in messages than it saves.

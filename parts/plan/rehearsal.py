@@ -24,7 +24,6 @@ from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.context import StepContext
 from ...engine.strategies import FeedOptions, StrategyOptions
-from ...engine.strategies.dry_run import shape_and_dtype
 from ...engine.strategies.replicated import Replicated
 from ...runner.command_line import checks, rules
 from ...runner.command_line.config import Config
@@ -32,6 +31,7 @@ from ...runner.data import inputs as run_inputs
 from ...runner.data import loading
 from ...runner.failures import UsageError
 from ...runner.restored import state as states
+from ..parameter_servers.dry_run import shape_and_dtype
 from ..sharding.mesh import ShardedMesh, model_axis
 from .quantities import Message
 from .traced_ops import tensor_bytes

@@ -62,17 +62,8 @@ def train_steps(config: Config, feed: Feed, limits: Iterable[Callable[[Feed], in
     return min([steps, *(last for limit in limits if (last := limit(feed)) is not None)])
 
 
-def build_state(
-    config: Config,
-    strategy: Strategy,
-    run_inputs: Inputs,
-    train_steps: int | None,
-    build: Callable[[Strategy, Callable[[], TrainState]], TrainState] = lambda strategy, make: strategy.build(make),
-) -> TrainState:
-    """Makes the trainer and all that its steps change, where the strategy has its variables.
-
-    `build` calls `make` there; a model that exists, and parameter servers, are built without it.
-    """
+def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_steps: int | None) -> TrainState:
+    """Makes the trainer and all that its steps change, where the strategy has its variables."""
     options = _step_options(config, train_steps, strategy.parallel_micro_batches, run_inputs.order)
     trainer_class = config.trainer_class
     in_place, exists = trainer_class.trains_in_place(strategy.distribution), trainer_class.is_built
@@ -118,10 +109,8 @@ def build_state(
         if exists and not in_place:
             trainer_class.build_passed(run_inputs.example)
             isolation.keep_random_state()
-        if in_place and strategy.trains_in_place:  # Keras can train a model further that no strategy has made
-            state = make()
-        else:
-            state = strategy.build(make) if exists or config.coordinates else build(strategy, make)
+        # Keras can train a model further that no strategy has made.
+        state = make() if in_place and strategy.trains_in_place else strategy.build(make)
     except (tf.errors.ResourceExhaustedError, MemoryError) as error:  # for any batch size
         model_arguments = plain(config.configured_arguments("model_arg"))
         arguments = "".join(f" model_arg={name}={value}" for name, value in model_arguments.items())

@@ -10,7 +10,7 @@ from crankshaft import StepOptions, Trainer, mean
 from crankshaft.engine.build import prepare
 from crankshaft.engine.state import TrainState
 from crankshaft.engine.step.options import RunContext
-from crankshaft.engine.strategies.dry_run import dry_run
+from crankshaft.parts.parameter_servers.dry_run import dry_run
 from crankshaft.parts.parameter_servers.placement import assign_servers
 
 KIB = 1 << 10

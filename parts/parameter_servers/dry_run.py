@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .. import logging
-from ..internals.tensorflow import variable_without_value
+from ...engine import logging
+from ...engine.internals.tensorflow import variable_without_value
 
 
 @dataclasses.dataclass
