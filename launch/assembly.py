@@ -40,7 +40,11 @@ def _mode_function(config: Config) -> Callable[[Run], Outcome]:
     if config.is_evaluator:
         from ..parts.parameter_servers.evaluator import watch as mode
     elif config.mode == "benchmark":
-        from ..parts.benchmark.mode import benchmark as mode
+        from ..parts.benchmark.mode import benchmark
+        from ..parts.dashboard import result_text
+        from ..parts.plan.limits import step_limits
+
+        mode = functools.partial(benchmark, limits=step_limits, text=result_text.text)
     elif config.mode == "eval":
         from ..runner.modes.evaluate import evaluate_checkpoints as mode
     elif config.mode == "export":

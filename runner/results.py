@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from .base import BaseRun
 
 
+SCHEMA = "crankshaft.benchmark/2"  # of the results that mode=benchmark writes
+MOST_BYTES = 64 << 20  # of a file of a result that is read
+
+
 class RunOutcomeWriter:
     """Writes how a run ends, with a result or by an error: where the run's files are, and to its record.
 

@@ -63,7 +63,7 @@ COMPOSERS = (
 # The files that compose a run, and the parts that each imports within the `if` that says that the run has them.
 # Everywhere else an object is passed in; in `launch` its type may be imported.
 COMPOSING = {
-    "launch/assembly.py": {"benchmark", "clusters", "dashboard", "parameter_servers"},
+    "launch/assembly.py": {"benchmark", "clusters", "dashboard", "parameter_servers", "plan"},
     "launch/composition/building.py": {"keras_models", "workers"},
     "launch/composition/devices.py": {"parameter_servers", "sharding", "workers"},
     "launch/composition/hooks.py": {"ask", "elastic", "keras_models", "memory_snapshots", "tables", "tensorboard"},

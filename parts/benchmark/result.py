@@ -18,8 +18,8 @@ from ...runner.command_line import paths
 from ...runner.command_line.config import Config
 from ...runner.command_line.values import differences
 from ...runner.failures import UsageError
+from ...runner.results import MOST_BYTES, SCHEMA
 
-VERSION = "crankshaft.benchmark/2"
 _NUMBER, _NONE = (int, float), (type(None),)
 
 
@@ -104,7 +104,6 @@ KEYS = {
 }
 # Defines the work that is measured: two rates of different work can't be compared.
 _WORK = ("model", "model_arg", "input", "input_arg", "global_batch_size")
-MOST_BYTES = 64 << 20
 _MACHINE = ("cpu", "usable_cores", "gpus")
 
 
@@ -112,7 +111,7 @@ def heading(global_batch_size: int) -> dict[str, Any]:
     """Returns a result's beginning: schema, date (UTC, ISO 8601), command (as one would type it), global_batch_size."""
     program, *arguments = sys.orig_argv
     return {
-        "schema": VERSION,
+        "schema": SCHEMA,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": shlex.join([os.path.basename(program), *arguments]),
         "global_batch_size": global_batch_size,
@@ -122,8 +121,8 @@ def heading(global_batch_size: int) -> dict[str, Any]:
 def problems(result: Any) -> list[str]:
     """Lists the missing keys and wrong types in a result of this version, a line each; none if it is complete."""
     version = result.get("schema") if isinstance(result, Mapping) else None
-    if version != VERSION:
-        return [f"its schema is {version}, and this is {VERSION}"]
+    if version != SCHEMA:
+        return [f"its schema is {version}, and this is {SCHEMA}"]
     wrong = [
         f"{name} is {repr(result[name])[:40] if name in result else 'missing'}"
         for name, (_, types) in KEYS.items()

@@ -22,8 +22,7 @@ from ...runner.command_line.flags import Flags
 from ...runner.command_line.values import plain
 from ...runner.failures import UsageError
 from ...runner.host.locks import is_alive
-from ..benchmark import benchmark_report
-from . import plan_file
+from . import plan_file, result_text
 from .record_reader import RecordReader
 
 _LOGS, _LOG_BYTES = 8, 16 << 10
@@ -58,7 +57,7 @@ class RecordedRun:
         self._result, self._open_flags = (NAMES.result, os.O_NOFOLLOW) if is_folder else (path, os.O_RDONLY)
         self._folder = (within or path, os.path.relpath(path, within or path)) if is_folder else None
         self._record = RecordReader(RunDir(path).events) if is_folder else None
-        self.result = {} if is_folder else benchmark_report.read(path)
+        self.result = {} if is_folder else result_text.read(path)
 
     def shown(self, seconds: float, seen: str = "", find: str = "") -> dict[str, Any]:
         """Reads new events, and returns the page's data, plain JSON.
@@ -166,7 +165,7 @@ def _state(latest: Mapping[str, Any], shown: Mapping[str, Any]) -> tuple[str, st
     if shown["killed"]:
         return f"was killed, or its machine stopped, at {moment(shown['killed'])}", "late"
     if shown["late"]:
-        since = f", since step {benchmark_report.number(latest['window'].get('step'))}" if "window" in latest else ""
+        since = f", since step {result_text.number(latest['window'].get('step'))}" if "window" in latest else ""
         return f"nothing new for {shown['age']:,.0f} s{since}", "late"
     return ("runs", "runs") if latest else ("", "")
 
@@ -196,13 +195,13 @@ def moment(seconds: float) -> str:
 def _benchmark(path: str, flags: int, folder: int | None) -> dict[str, Any]:
     """Reads a benchmark's result in a run's folder; {} for other results, which the record has too, or without one."""
     with contextlib.suppress(UsageError):
-        result = benchmark_report.read(path, flags, folder)
+        result = result_text.read(path, flags, folder)
         return result if "schema" in result else {}
     return {}
 
 
 def _sections(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {"sections": [section._asdict() for section in benchmark_report.sections(result)]} if result else {}
+    return {"sections": [section._asdict() for section in result_text.sections(result)]} if result else {}
 
 
 def _mark(path: str, folder: int | None) -> tuple[int, ...]:

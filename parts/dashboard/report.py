@@ -23,8 +23,7 @@ from ...runner.command_line.rules import Path, flag
 from ...runner.command_line.values import short
 from ...runner.failures import UsageError
 from ...runner.host.text_files import write_user_file
-from ..benchmark import benchmark_report
-from . import page
+from . import page, result_text
 from .recorded_run import RecordedRun, moment, recorded_runs
 
 
@@ -46,8 +45,8 @@ def main(argv: list[str]) -> int:
         help.show(f"written to {flags.html}")
     runs = recorded_runs(paths)
     if len(runs) == 1 and runs[0].result:
-        help.show(benchmark_report.markdown(runs[0].result))
-    help.show("\n".join(benchmark_report.aligned(_table(runs))))
+        help.show(result_text.markdown(runs[0].result))
+    help.show("\n".join(result_text.aligned(_table(runs))))
 
 
 def shown(*paths: str) -> page.Shown:
@@ -56,7 +55,7 @@ def shown(*paths: str) -> page.Shown:
     return page.Shown({"runs": [run.shown(seconds=math.inf) for run in recorded_runs(paths)]})
 
 
-def _table(runs: Sequence[RecordedRun]) -> benchmark_report.Section:
+def _table(runs: Sequence[RecordedRun]) -> result_text.Section:
     """Makes the table of runs, with a column for each flag in which they differ."""
     held = [run.shown(seconds=math.inf) for run in runs]
     flags = [one["view"].get("latest", {}).get("config", {}).get("values") or {} for one in held]
@@ -65,11 +64,11 @@ def _table(runs: Sequence[RecordedRun]) -> benchmark_report.Section:
     differing = [name for name in names if len({short(values.get(name)) for values in known}) > 1]
     head = ("run", "started", "steps", "best", *differing, "state")
     rows = [_row(run, one, values, differing) for run, one, values in zip(runs, held, flags, strict=True)]
-    return benchmark_report.Section("Runs", head, (False, False, True, *[False] * (len(head) - 3)), rows)
+    return result_text.Section("Runs", head, (False, False, True, *[False] * (len(head) - 3)), rows)
 
 
 def _row(run: RecordedRun, shown: dict[str, Any], flags: dict[str, Any], names: Sequence[str]) -> tuple[str, ...]:
-    view, result, number = shown["view"], run.result, benchmark_report.number
+    view, result, number = shown["view"], run.result, result_text.number
     latest, best = view.get("latest", {}), view.get("best")
     if result:  # a file of result_json, of which no more is known
         best, step = result.get("best"), result.get("step")

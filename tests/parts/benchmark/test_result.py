@@ -118,7 +118,7 @@ def test_workers_agree_on_rounds_of_seconds_and_a_slower_run_is_not_tried_again(
 
 def test_what_is_missing_or_wrong_is_listed(measured):
     result, _ = measured
-    assert results.problems([]) == [f"its schema is None, and this is {results.VERSION}"]
+    assert results.problems([]) == [f"its schema is None, and this is {results.SCHEMA}"]
     wrong = {**result, "model": 3, "interval": "wide"}
     del wrong["calls"]
     assert results.problems(wrong) == ["model is 3", "calls is missing", "interval is 'wide'"]

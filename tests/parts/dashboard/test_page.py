@@ -11,14 +11,14 @@ from IPython.core.formatters import HTMLFormatter
 from benchmarks.browser import monitor
 from benchmarks.monitor_page import events, write
 from crankshaft.engine.machine.threads import pid_space
-from crankshaft.parts.benchmark.result import VERSION
 from crankshaft.parts.dashboard import page as pages
 from crankshaft.parts.dashboard import report
 from crankshaft.parts.dashboard.record_reader import RecordReader
 from crankshaft.parts.dashboard.recorded_run import RecordedRun, recorded_runs
+from crankshaft.runner.results import SCHEMA
 from tests.engine.record.test_events import NOT_OF_THE_SCHEMA
-from tests.parts.benchmark.test_benchmark_report import MORE, RESULT
 from tests.parts.dashboard.test_plan_file import PLAN
+from tests.parts.dashboard.test_result_text import MORE, RESULT
 from tests.waiting import PATIENCE
 
 HOSTILE = "<img src=x onerror=document.title='hacked'></script><script>document.title='hacked'</script>"
@@ -214,7 +214,7 @@ def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
 
 def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(opened, tmp_path):
     for name, more in (("old.json", {"warnings": ["one", "two"]}), ("new.json", MORE)):
-        (tmp_path / name).write_text(json.dumps({"schema": VERSION, **RESULT, **more}))
+        (tmp_path / name).write_text(json.dumps({"schema": SCHEMA, **RESULT, **more}))
     shown = [RecordedRun(str(tmp_path / name)).shown(60) for name in ("old.json", "new.json")]
     (tmp_path / "report.html").write_text(pages.html({"runs": shown}), encoding="utf-8")
     page = opened((tmp_path / "report.html").as_uri())
@@ -238,7 +238,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     (secret / "logs").mkdir(parents=True)
     (secret / "logs" / "key").write_text("SECRET")
     (secret / "line.jsonl").write_text(json.dumps({"event": "end", "time": 1, "step": 1, "reason": "SECRET"}) + "\n")
-    (secret / "result.json").write_text(json.dumps({"schema": VERSION, **RESULT, "model": "SECRET"}))
+    (secret / "result.json").write_text(json.dumps({"schema": SCHEMA, **RESULT, "model": "SECRET"}))
     os.mkdir(run_dir)
     os.symlink(secret / "line.jsonl", run_dir / "events.jsonl")
     os.symlink(secret / "result.json", run_dir / "result.json")

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.monitor_page import events, write
 from crankshaft.engine.machine.threads import pid_space
 from crankshaft.launch import command
-from crankshaft.parts.benchmark import result
-from tests.parts.benchmark.test_benchmark_report import MORE, RESULT
+from crankshaft.runner.results import SCHEMA
+from tests.parts.dashboard.test_result_text import MORE, RESULT
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -39,9 +39,7 @@ def test_a_page_at_another_hosts_address_names_the_cure(capsys, tmp_path):
 
 def test_a_result_is_printed_with_every_section_as_tables(tmp_path, reported):
     path = tmp_path / "result.json"
-    path.write_text(
-        json.dumps({"schema": result.VERSION, "command": "crankshaft train --a\x1b]0;b\x07", **RESULT, **MORE})
-    )
+    path.write_text(json.dumps({"schema": SCHEMA, "command": "crankshaft train --a\x1b]0;b\x07", **RESULT, **MORE}))
     code, text, _ = reported(path)
     assert code == 0
     assert "$ crankshaft train --a\\x1b]0;b\\x07" in text
@@ -53,7 +51,7 @@ def test_a_result_is_printed_with_every_section_as_tables(tmp_path, reported):
 def test_runs_and_results_are_written_as_one_page(tmp_path, reported):
     write(tmp_path / "run" / "events.jsonl", events(0))
     path = tmp_path / "rate.json"
-    path.write_text(json.dumps({"schema": result.VERSION, **RESULT, **MORE, "command": "</script>"}))
+    path.write_text(json.dumps({"schema": SCHEMA, **RESULT, **MORE, "command": "</script>"}))
     code, text, _ = reported(tmp_path / "run", path, f"--html={tmp_path}/both.html")
     assert (code, text) == (0, f"written to {tmp_path}/both.html\n")
     page = (tmp_path / "both.html").read_text()
@@ -125,9 +123,12 @@ def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, reported):
         ("{", "can't be read"),
         ("[]", "is of schema None"),
         ('{"schema": "x/9"}', "schema x/9"),
-        (json.dumps({"schema": result.VERSION, "steps": "many", "wall_seconds": 1}), "holds a value of a wrong type"),
-        (json.dumps({"schema": result.VERSION, "steps": 1, "wall_seconds": 10**400}), "holds a value of a wrong type"),
-        (json.dumps({"schema": result.VERSION, "interval": []}), "holds a value of a wrong type"),
+        (json.dumps({"schema": SCHEMA, "steps": "many", "wall_seconds": 1}), "holds a value of a wrong type"),
+        (
+            json.dumps({"schema": SCHEMA, "steps": 1, "wall_seconds": 10**400}),
+            "holds a value of a wrong type",
+        ),
+        (json.dumps({"schema": SCHEMA, "interval": []}), "holds a value of a wrong type"),
     ],
 )
 def test_what_is_not_a_result_is_one_line(tmp_path, reported, content, says):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from crankshaft.parts.benchmark import benchmark_report
-from crankshaft.parts.benchmark.benchmark_report import number
+from crankshaft.parts.dashboard import result_text
+from crankshaft.parts.dashboard.result_text import number
 
 RESULT = {
     "model": "mlp",
@@ -64,7 +64,7 @@ MORE = {
 
 
 def test_text_has_a_line_a_figure_and_leaves_out_what_is_missing():
-    lines = dict(line.strip().split("  ", 1) for line in benchmark_report.text(RESULT).splitlines() if line)
+    lines = dict(line.strip().split("  ", 1) for line in result_text.text(RESULT).splitlines() if line)
     lines = {name: value.strip() for name, value in lines.items()}
     assert lines["timed"] == "2,000 steps in 0.50 s"
     assert lines["steps/s"] == "4,000"
@@ -75,13 +75,13 @@ def test_text_has_a_line_a_figure_and_leaves_out_what_is_missing():
     assert lines["versions"] == "python 3.12.1"
     assert lines["threads"] == "inter_op 0, intra_op 2; of 0 TensorFlow chooses"
     assert "GPUs" not in lines
-    text = benchmark_report.text({"steps_per_sec": 10.0, "stderr": None, "mean": 80.0, "jitter": 0.0})
+    text = result_text.text({"steps_per_sec": 10.0, "stderr": None, "mean": 80.0, "jitter": 0.0})
     assert text.splitlines() == ["steps/s            10", "  mean over calls  80 ± –, jitter 0"]
-    assert benchmark_report.text({}) == ""
+    assert result_text.text({}) == ""
 
 
 def test_every_part_of_a_result_has_its_lines():
-    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in benchmark_report.text({**RESULT, **MORE}).splitlines()]
+    lines = [re.sub(r" {2,}", "  ", line.strip()) for line in result_text.text({**RESULT, **MORE}).splitlines()]
     for line in (
         "95 % interval  250,000 – 260,000",
         "2  1,000  0.20  5,000  320,000",
@@ -102,7 +102,7 @@ def test_every_part_of_a_result_has_its_lines():
 
 
 def test_a_tables_figures_stand_at_its_right_side():
-    lines = benchmark_report.text({"rounds": MORE["rounds"] * 5}).splitlines()
+    lines = result_text.text({"rounds": MORE["rounds"] * 5}).splitlines()
     assert [line[:5] for line in lines] == ["round", *(f"{i:5}" for i in range(1, 11))]
     assert len({len(line) for line in lines}) == 1
 
@@ -114,4 +114,4 @@ def test_numbers_have_four_digits_that_say_something(value, text):
 
 def test_a_hostile_name_stays_in_its_cell():
     ops = [{"name": "a|b", "type": "MatMul", "ms_per_step": 1.0, "share": 1.0}]
-    assert r"| a\|b | MatMul | 1 | 100.0% |" in benchmark_report.markdown({"profile": {"ops": ops}})
+    assert r"| a\|b | MatMul | 1 | 100.0% |" in result_text.markdown({"profile": {"ops": ops}})

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...engine.errors import visible
 from ...engine.machine.files import read_json
 from ...runner.failures import UsageError
-from .result import MOST_BYTES, VERSION
+from ...runner.results import MOST_BYTES, SCHEMA
 
 # By section, rows of a name and a format of `_Figures`; a row whose first figure is missing is omitted. Sections that
 # list (Rounds, Profile) have columns instead, whose figures are aligned right.
@@ -199,8 +199,8 @@ def read(path: str, flags: int = os.O_RDONLY, folder: int | None = None) -> dict
         raise UsageError(f"{path} can't be read ({error}); give a file of result_json") from None
     version = result.get("schema") if isinstance(result, dict) else None
     is_run = version is None and isinstance(result, dict) and {"mode", "run_dir"} <= result.keys()
-    if version != VERSION and not is_run:  # other parts may be missing: those that exist are shown
-        raise UsageError(f"{path} is of schema {version}, and this reads {VERSION}; give a file of result_json")
+    if version != SCHEMA and not is_run:  # other parts may be missing: those that exist are shown
+        raise UsageError(f"{path} is of schema {version}, and this reads {SCHEMA}; give a file of result_json")
     try:
         list(sections(result))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
