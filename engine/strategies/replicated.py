@@ -14,7 +14,6 @@ from ..data.feeds.external_feed import ExternalFeed
 from ..data.feeds.feed import Feed
 from ..data.feeds.read_feed import ReadFeed
 from ..data.feeds.resident_feed import ResidentFeed
-from ..data.feeds.streamed_feed import StreamedFeed
 from ..data.form import element_spec, text_fields
 from ..data.lengths import source_order
 from ..data.reader import example_bytes, in_memory
@@ -123,9 +122,9 @@ class Replicated(Strategy):
     def eval_feed(self, split: Any, batch_size: int, saved_data: Mapping[str, Any] | None = None) -> Feed:
         return self.feed(split, batch_size, None, saved_data, is_evaluation=True)
 
-    def _stream_feed(
-        self, stream: Stream, batch_size: int, seed: int | None, saved_data, is_evaluation: bool
-    ) -> StreamedFeed:
+    def _stream_feed(self, stream: Stream, batch_size: int, seed: int | None, saved_data, is_evaluation: bool) -> Feed:
+        from ..data.feeds.streamed_feed import StreamedFeed
+
         options = self.options.feed_options
         watch, policy = options.watch or unwatched, options.auto_shard.upper()
         # Processes with shards of one copy of the model read the same examples, so they don't divide files.

@@ -169,11 +169,11 @@ assert not [name for name in sys.modules if name.startswith("crankshaft.parts.")
 
 
 class Missing:
-    def __init__(self, parts):
-        self.parts = parts
+    def __init__(self, names):
+        self.names = tuple(f"crankshaft.{each}." for each in names)
 
     def find_spec(self, name, path=None, target=None):
-        if name.startswith("crankshaft.parts.") and name.split(".")[2] in self.parts:
+        if f"{name}.".startswith(self.names):
             raise ModuleNotFoundError(f"{name} is missing")
 
 
@@ -182,28 +182,33 @@ def steps(folder):
     return run.step
 
 
-for parts in json.loads(sys.argv[1]):
+for names in json.loads(sys.argv[1]):
     if not (child := os.fork()):
         signal.alarm(120)  # ends a fork that hangs
-        sys.meta_path.insert(0, Missing(parts))
+        sys.meta_path.insert(0, Missing(names))
         try:
             assert [steps({}), steps({"run_dir": tempfile.mkdtemp(dir=sys.argv[2])})] == [5, 5]
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    print(json.dumps([parts, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
+    print(json.dumps([names, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]), flush=True)
 """
 
 
+# What reads data of other forms than arrays.
+OTHER_FORMS = [f"engine.data.{name}" for name in ("entry.dataset_entry", "entry.py_dataset", "feeds.streamed_feed")]
+
+
 @pytest.mark.thorough
-def test_a_run_needs_no_part_s_folder_that_it_does_not_ask_for(tmp_path):
-    missing = [*([part] for part in PARTS), [*PARTS]]
+def test_a_run_needs_no_part_and_no_form_of_data_that_it_does_not_ask_for(tmp_path):
+    parts = [f"parts.{part}" for part in PARTS]
+    missing = [*([part] for part in parts), parts, OTHER_FORMS]
     command = [sys.executable, "-c", WITHOUT_PARTS, json.dumps(missing), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert found == [[parts, 0] for parts in missing], done.stderr[-6000:]
+    assert found == [[names, 0] for names in missing], done.stderr[-6000:]
 
 
 def test_a_program_keeps_its_logging(program):

@@ -15,7 +15,6 @@ from .. import frames
 from ..arrays import ArraySource
 from ..form import fields
 from . import views
-from .py_dataset import without_optional
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
 _COUNTS_SHOWN = 8
@@ -211,3 +210,14 @@ def check_weights(name: str, weights: Any, rules: Rules) -> None:
 def labels_without_none(labels: Any) -> Any:
     """Replaces labels of None by (), which has no arrays; see `form.with_none`."""
     return tf.nest.map_structure(lambda label: () if label is None else label, tf.keras.tree.lists_to_tuples(labels))
+
+
+def without_optional(features: Any) -> Any:
+    """Leaves out inputs that are None, which are optional in a Keras model, except in a list."""
+    if isinstance(features, dict):
+        return {name: x for name, x in features.items() if x is not None}
+    if isinstance(features, (list, tuple)) and any(x is None for x in features):
+        raise SourceError(
+            "features are None for an input of a list, which is not optional; pass a dictionary by the inputs' names"
+        )
+    return features

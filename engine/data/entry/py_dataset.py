@@ -23,6 +23,7 @@ from ..frames import as_float32
 from ..reader import fits
 from ..source import Source, Spec, unknown_dimensions
 from ..streamed import Stream, examples_as_tensors
+from .array_entry import without_optional
 
 ONE_SIZE = (
     "make all but the last equal, as dataset.unbatch().batch(32) does; accumulate_steps, parameter servers, TPUs and "
@@ -30,17 +31,6 @@ ONE_SIZE = (
 )
 _SILENT_SECONDS = 5.0  # of reading, before a line says so
 _ARRAY_BYTES = 400  # of an array besides its values, and of its place in a batch
-
-
-def without_optional(features: Any) -> Any:
-    """Leaves out inputs that are None, which are optional in a Keras model, except in a list."""
-    if isinstance(features, dict):
-        return {name: x for name, x in features.items() if x is not None}
-    if isinstance(features, (list, tuple)) and any(x is None for x in features):
-        raise SourceError(
-            "features are None for an input of a list, which is not optional; pass a dictionary by the inputs' names"
-        )
-    return features
 
 
 def _without_none(batch: Any) -> Any:

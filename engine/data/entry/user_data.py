@@ -28,8 +28,6 @@ from ..streamed import Stream
 from ..timeouts import quote_files
 from . import views
 from .array_entry import Rules, arrays_in_form, check_array, check_real, check_weights, to_dense
-from .dataset_entry import check_elements, stream_from_dataset, warn_of_padding
-from .py_dataset import BatchSource, GeneratorStream
 
 _Split = Source | Stream
 
@@ -175,16 +173,25 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
         notes.append(f"the {name} data is a {type(data).__name__}: each epoch reads it from its beginning")
         data = frames.loader_dataset(data)
     if isinstance(data, tf.data.Dataset):
+        from .dataset_entry import stream_from_dataset
+
         return _with_look_up(stream_from_dataset(name, data, rules, notes), rules)
     if isinstance(data, tf.keras.utils.PyDataset):
+        from .dataset_entry import warn_of_padding
+        from .py_dataset import BatchSource
+
         # Without a length it never ends, and is read in order, as a stream.
         is_endless = rules.as_keras and data.num_batches is None and not rules.ends
         data = map(data.__getitem__, itertools.count()) if is_endless else BatchSource(data)
         if isinstance(data, BatchSource):
             warn_of_padding(name, data.element_spec, rules)
     if isinstance(data, Iterator):
+        from .py_dataset import GeneratorStream
+
         data = GeneratorStream(data, rules.ends, rules.by_batch)
     if isinstance(data, Stream):
+        from .dataset_entry import check_elements
+
         elements = data.examples(None, tf.constant(0, tf.int64)).element_spec
         check_elements(name, elements)
         check_weights(name, fields(elements).weights, rules)
