@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import dataclasses
 import weakref
@@ -28,17 +29,18 @@ class ExternalOrder(Order):
     """An order whose first step may differ from 0.
 
     Attributes:
-      read: number of examples of each step so far, for a stream, whose passes may have any length; None for a source.
+      read: for a stream, whose passes may have any length: the number of examples before each step so far, and before
+        the next one, so that a call's millionth step costs as much as its first; None for a source.
       parts: number of processes whose examples differ; the order is of this one's, and all have as many.
     """
 
     first_step: int = 0
-    read: list[int] | None = None
+    read: array.array | None = None
     parts: int = 1
 
     def examples_before(self, step: int) -> int:
         step -= self.first_step
-        return self.parts * (super().examples_before(step) if self.read is None else sum(self.read[:step]))
+        return self.parts * (super().examples_before(step) if self.read is None else self.read[step])
 
 
 class ExternalFeed(Feed):
@@ -84,7 +86,7 @@ class ExternalFeed(Feed):
                 "(auto_shard_policy=off); use a multiple, without a mesh that they share"
             )
         batch_size //= parts
-        feed, read = copy.copy(self), None if split.by_index else list[int]()
+        feed, read = copy.copy(self), None if split.by_index else array.array("q", [0])
         if split.by_index:
             examples = len(split)
         elif steps is not None:
@@ -117,7 +119,8 @@ class ExternalFeed(Feed):
         if not self.split.by_index:
             examples = self._next()
             batch_size = tf.nest.flatten(examples)[0].shape[0]
-            self.order.read.append(batch_size)  # type: ignore[union-attr]
+            assert self.order.read is not None
+            self.order.read.append(self.order.read[-1] + batch_size)
         else:
             epoch, in_epoch = divmod(step - self.order.first_step, self.order.steps_per_epoch)
             first = in_epoch * self.order.batch_size
@@ -206,6 +209,6 @@ class ExternalFeed(Feed):
                 return batch
             self._iterator = None
         raise SourceError(
-            f"the dataset has ended after {len(self.order.read or ())} steps of this call, and gives nothing when it "
+            f"the dataset has ended after {len(self.order.read or ()) - 1} steps of this call, and gives nothing when it "
             "is read again, as a generator that can be read only once; pass fewer steps, or one that starts again"
         )
