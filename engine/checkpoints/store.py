@@ -61,6 +61,8 @@ class _Saving:
     Attributes:
       folder: the save's temporary folder, shared by all processes that write it.
       may_change: set once nothing is read from variables any more.
+      done: set once it is written, has failed, or has given way to a newer one.
+      after: another's `done`, which has to be set before this is written; None without one.
     """
 
     step: int
@@ -68,7 +70,9 @@ class _Saving:
     entries: list[SlicedVariable]
     others: frozenset[int]
     record: dict
-    may_change: threading.Event
+    may_change: threading.Event = dataclasses.field(default_factory=threading.Event)
+    done: threading.Event = dataclasses.field(default_factory=threading.Event)
+    after: threading.Event | None = None
 
 
 class Checkpoints:
@@ -83,6 +87,9 @@ class Checkpoints:
 
     Args:
       check: raises if the run has lost its folder. Called before each save.
+      overtakes: whether a save waits for no earlier one: one that has not begun to be written gives way to it. Only
+        saves of one process do.
+      after: other checkpoints of the run: what was saved there before a save here is on the disk before it.
 
     Attributes:
       written: called in the writing thread when a checkpoint is complete, with its manifest and the seconds it took.
@@ -98,6 +105,8 @@ class Checkpoints:
         writes: bool = True,
         writer: WritingProcess | None = None,
         check: Callable[[], None] = lambda: None,
+        overtakes: bool = False,
+        after: Checkpoints | None = None,
     ):
         self.check = check
         self.directory = os.path.abspath(directory)
@@ -107,6 +116,11 @@ class Checkpoints:
         self.state = state
         self.keep = keep or None
         self.about = about
+        self._overtakes, self._after = overtakes, after
+        self._handover = threading.Lock()  # held while the thread, or a save, decides what is written next
+        self._is_writing = False
+        self._next: _Saving | None = None  # to be written once the thread has written what it does now
+        self._newest_done: threading.Event | None = None  # the newest save's
         self._thread: threading.Thread | None = None
         self._error: SaveError | None = None  # why the newest save failed
         self._failed_step: int | None = None  # the first one since a checkpoint was written
@@ -169,13 +183,14 @@ class Checkpoints:
         """Saves the current state; returns when the variables may change again.
 
         Does nothing if this object's last save or restore was of the same step, unless `force`. Waits for the previous
-        save; if that failed, which is logged, this one replaces it: a full disk may have space again. `host_state`,
-        plain JSON and NumPy scalars, is read at once and written to the manifest.
+        save, unless it overtakes that; if that failed, which is logged, this one replaces it: a full disk may have
+        space again. `host_state`, plain JSON and NumPy scalars, is read at once and written to the manifest.
 
         Raises:
           SaveError: with `wait`, if it could not be written.
         """
-        self.join()
+        if not self._overtakes:
+            self.join()
         if step == self._begun_step and not force:
             return
         self.check()
@@ -220,20 +235,31 @@ class Checkpoints:
         Does nothing if the run has written this step or a later one by the time it is this thread's turn.
         """
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{uuid.uuid4().hex}_0")
-        saving = _Saving(int(step), folder, entries, frozenset(), record, threading.Event())
+        saving = _Saving(int(step), folder, entries, frozenset(), record)
         self._write(saving, lambda: step > manifests.newest_step(self.directory))
 
     def _new(self, step: int, entries: list[SlicedVariable], others: frozenset[int], record: dict) -> _Saving:
         """Names the folder by what all processes count alike, so that they write to one."""
         self._saves += 1
         folder = os.path.join(self.directory, f"ckpt-{step}_temp_{self.writer.attempt}_{self._saves}")
-        return _Saving(int(step), folder, entries, others, record, threading.Event())
+        after = self._after._newest_done if self._after else None
+        return _Saving(int(step), folder, entries, others, record, after=after)
 
     def _start(self, saving: _Saving) -> None:
         """Writes in a thread; returns when the variables may change again."""
         # Entries that are read from variables as they are written forbid steps until then; copies do not.
         if not any(entry.is_live for entry in saving.entries):
             saving.may_change.set()
+        may_wait = saving.may_change.is_set() and not saving.others and not self.writer.process
+        with self._handover:
+            self._newest_done = saving.done
+            if self._overtakes and may_wait and self._is_writing:
+                if self._next:
+                    self._next.done.set()
+                self._next = saving
+                return
+        self.join()
+        self._is_writing = True
         # Not a daemon: a process that ends, even by an exception, first finishes writing.
         thread = threading.Thread(target=self._write_later, args=(saving,), name=f"checkpoint-{saving.step}")
         try:
@@ -241,6 +267,7 @@ class Checkpoints:
             self._thread = thread
         except RuntimeError:  # the system has no thread left, or the interpreter ends
             self._write(saving)
+            self._is_writing = False
         saving.may_change.wait()
 
     def outdate(self) -> None:
@@ -392,10 +419,18 @@ class Checkpoints:
         with contextlib.suppress(OSError, AttributeError):
             # On Linux priorities are the threads' own. Writing yields to the steps, which replicas wait for.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        self._write(saving)
+        following: _Saving | None = saving
+        while following:
+            self._error = None
+            self._write(following)
+            with self._handover:
+                following, self._next = self._next, None
+                self._is_writing = following is not None
 
     def _write(self, saving: _Saving, is_due: Callable[[], bool] = lambda: True) -> None:
         """Writes this process's entries, once no other thread does, if `is_due` then."""
+        if saving.after:
+            saving.after.wait()
         # `write_beside` comes from another thread than the run's saves: which is newer is certain once none writes.
         self._writing.acquire()
         try:
@@ -418,6 +453,7 @@ class Checkpoints:
         finally:
             self._writing.release()
             saving.may_change.set()
+            saving.done.set()
 
     def _fail(self, saving: _Saving, error: Exception) -> None:
         """Frees the space of a save that failed; logs the first failure since a checkpoint was written."""

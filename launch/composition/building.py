@@ -170,8 +170,9 @@ def build_checkpoints(
     writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
     folder = config.files
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
-    checkpoints = Checkpoints(folder.checkpoints, state.checkpoint, keep=config.keep_checkpoints, **options)
     # If the run has an evaluator, that alone writes the best checkpoint.
     writes_best = config.is_evaluator or not config.has_evaluator
-    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=writes_best, **options)
-    return checkpoints, best
+    best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=writes_best, overtakes=True, **options)
+    # A run that goes on from a checkpoint finds the best until then: it evaluates only later steps again.
+    keep = config.keep_checkpoints
+    return Checkpoints(folder.checkpoints, state.checkpoint, keep=keep, after=best, **options), best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import types
 import zlib
@@ -63,6 +64,37 @@ class Attributes:
             for name, value in vars(self._callback).items()
             if name not in self._except and not isinstance(value, _WITHOUT_STATE)
         }
+
+
+class SavedHistory:
+    """Keras's `History` as text, to which each save adds only what has come since the one before.
+
+    A line is a JSON list of [name of a column, its new values]; the numbers of epochs are the column without a name.
+    """
+
+    def __init__(self, history: tf.keras.callbacks.History):
+        self._history = history
+        self._text, self._counts = "", dict[str | None, int]()
+
+    def to_text(self) -> str:
+        """Returns all of the history so far."""
+        columns: dict[str | None, list] = {None: getattr(self._history, "epoch", []), **self._history.history}
+        if any(len(columns.get(name, ())) < count for name, count in self._counts.items()):
+            self._text, self._counts = "", {}  # a program has cut it
+        new = [[name, values[self._counts.get(name, 0) :]] for name, values in columns.items()]
+        if not self._text or any(values for _, values in new):
+            self._text += json.dumps(new, default=lambda x: np.asarray(x).tolist()) + "\n"
+        self._counts = {name: len(values) for name, values in columns.items()}
+        return self._text
+
+    def restore(self, text: str) -> None:
+        """Sets the history to the result of `to_text`."""
+        columns: dict[str | None, list] = {None: []}
+        for name, values in itertools.chain(*map(json.loads, text.splitlines())):
+            columns.setdefault(name, []).extend(values)
+        self._text, self._counts = text, {name: len(values) for name, values in columns.items()}
+        self._history.epoch = columns.pop(None)
+        self._history.history = columns
 
 
 def _to_plain(value: Any, array: Callable[[np.ndarray], Any], saved: Collection[int] = ()) -> Any:

@@ -32,7 +32,7 @@ from ...engine.metrics.sums import Sums, kinds_by_name, nan_if_missing, values_b
 from ...engine.state import TrainState
 from ...engine.strategies.base import Interrupted
 from . import keras_internals
-from .callback_attributes import Attributes
+from .callback_attributes import Attributes, SavedHistory
 
 _WHOLE_WEIGHTS_METHODS = ("save", "save_weights", "export", "get_weights", "set_weights", "load_weights", "call")
 _COMPUTES = ("evaluate", "predict", "predict_on_batch", "test_on_batch")
@@ -148,8 +148,9 @@ class KerasCallbacks(Windowed):
         self._unreset: Collection[str] = ()  # names of metrics that epochs do not reset
         self._several: list[str] = []  # metrics that may have several values
         self._best: dict[Any, tf.Variable] = {}  # the weights that a callback will restore, in bytes
-        self._attributes_of: dict[Any, tuple[Attributes, str]] = {}  # of callbacks without get_state, each with a name,
-        self._texts: dict[str, tf.Variable] = {}  # by which checkpoints have them
+        # Callbacks' state as text, with the name by which checkpoints have it.
+        self._attributes_of: dict[Any, tuple[Attributes | SavedHistory, str]] = {}
+        self._texts: dict[str, tf.Variable] = {}
         self._refused: dict[str, Any] = {}  # the model's methods that callbacks may call only when training ends
         self._begun: list[int | None] = [None, None]  # the epoch and the batch's step that callbacks have begun
         # Each line of a CSVLogger: its step, and where it begins in the file, with the logger's writer by then.
@@ -169,6 +170,7 @@ class KerasCallbacks(Windowed):
             for i, callback in enumerate(self.callbacks)
             if (names := _saved_apart(callback)) is not None
         }
+        self._attributes_of[self.history] = SavedHistory(self.history), "history"
         self._texts = {name: state.hook_state.variable(name) for _, name in self._attributes_of.values()}
 
     def arranged(self, feed: Feed) -> Arrangement:
@@ -409,7 +411,7 @@ class KerasCallbacks(Windowed):
         is_evaluating = self._is_evaluating and not self.is_pending
         pending: dict[str, Any] = {"is_evaluating": True} if is_evaluating else {}
         pending |= {"is_pending": True, "several": self._several} if self.is_pending or is_evaluating else {}
-        states = [*map(_callback_state, self._callbacks)]
+        states = [*map(_callback_state, self.callbacks), {"kind": "History", "state": None}]
         for callback, entry in zip(self._callbacks, states, strict=True):
             entry |= {"attributes": self._attributes_of[callback][1]} if callback in self._attributes_of else {}
         names = {"names": names} if (names := getattr(self._trainer, "first_names", None)) else {}

@@ -1,4 +1,4 @@
-"""Sharded embedding tables: lookups run on the replica; rows are made, freed, saved and exported on the host."""
+"""Sharded embedding tables: lookups and new ids' rows run on the replica, freeing, saving and exporting on the host."""
 
 from .admission import SHARED_ROW_KEY
 from .tables import Embedding, uniform, zeros

@@ -209,6 +209,6 @@ class ExternalFeed(Feed):
                 return batch
             self._iterator = None
         raise SourceError(
-            f"the dataset has ended after {len(self.order.read or ()) - 1} steps of this call, and gives nothing when it "
-            "is read again, as a generator that can be read only once; pass fewer steps, or one that starts again"
+            f"the dataset has ended after {len(self.order.read or ()) - 1} steps of this call, and gives nothing when "
+            "it is read again, as a generator that can be read only once; pass fewer steps, or one that starts again"
         )

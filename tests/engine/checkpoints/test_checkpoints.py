@@ -4,6 +4,7 @@ import contextlib
 import errno
 import functools
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -381,3 +382,32 @@ def test_weights_of_a_run_that_goes_on_are_all_of_one_step(tmp_path):
 
     assert read_newest(tmp_path, use).endswith("ckpt-2")
     assert_same(state.trainer.model.variables, model.variables)
+
+
+@pytest.mark.fast
+def test_the_best_is_written_beside_the_run_the_newest_alone_and_before_what_follows_it(tmp_path):
+    state, steps, may_end = make_state(), [], threading.Event()
+    best = Checkpoints(tmp_path / "best", state, keep=1, about={}, overtakes=True)
+    others = Checkpoints(tmp_path / "others", state, keep=None, about={}, after=best)
+
+    def written(manifest, seconds):
+        steps.append(manifest.step)
+        assert may_end.wait(60)  # a disk that is slow from here on
+
+    best.written = written
+    expected = {}
+    for step in (1, 2, 3):  # none waits, though the first one is not done
+        fill(state, step)
+        expected[step] = bits(state)
+        best.save(step, {})
+    fill(state, 4)
+    others.save(4, {})
+    assert steps in ([], [1])
+    assert not manifests.steps(tmp_path / "others")
+    may_end.set()
+    others.wait()
+    assert steps == [1, 3]
+    best.wait()
+    best.restore()
+    assert bits(state) == expected[3]
+    assert manifests.steps(tmp_path / "others") == {4}

@@ -454,6 +454,33 @@ def test_a_resumed_run_goes_on_with_its_callbacks(tmp_path, caplog):
     compare((at_once, expected), (model, history), 0.0)
 
 
+@pytest.mark.thorough
+def test_a_checkpoint_s_manifest_is_as_long_after_many_epochs_and_a_run_that_goes_back_has_its_history(tmp_path):
+    class Keeps(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs):
+            logs["by_class"] = np.array([epoch, 0.1], np.float32)
+
+    def fit(epochs, folder="run"):
+        keras.utils.set_random_seed(1)
+        model, x, y = mlp(), sample(8), classes(3)
+        run_dir = str(tmp_path / folder)
+        return crankshaft.fit(*(model, x, y, BATCH, epochs, 0, [Keeps()]), run_dir=run_dir, jit="off").history
+
+    def size():
+        return max((tmp_path / "run/checkpoints").glob("*.manifest.json"), key=os.path.getmtime).stat().st_size
+
+    fit(2)
+    before = size()
+    fit(3)
+    history = fit(40)
+    assert size() - before < 40  # digits of the step and of counts
+    expected = fit(40, "at_once")
+    assert history.epoch == expected.epoch == [*range(40)]
+    assert history.history.keys() == expected.history.keys()
+    for name, values in expected.history.items():
+        np.testing.assert_array_equal(history.history[name], values)
+
+
 def ends(how=None):
     """Ends the fourth epoch, once, by an error or a signal; before, it shows a value that is best in the second."""
 
