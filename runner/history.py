@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class HistoryEntries(list):
 
 
 class History(Windowed):
-    """Keeps `entries`, and writes each to the run's record, from which a resumed run takes those up to its checkpoint.
+    """Keeps `entries`, and writes each to the run's record, from which a resumed run has those up to its checkpoint.
 
     It is plain JSON: step, epoch (with its fraction), seconds since the run began in this process, examples_per_sec of
     the window and what `Totals.input` has of it, `train_NAME` of each metric of the window that ends there and
@@ -61,7 +62,8 @@ class History(Windowed):
 
     def __init__(self, record: Recorder | None, periods: Collection[int | Period]):
         super().__init__(0, at_end=True, more=periods)
-        self.entries = HistoryEntries()
+        self._entries = HistoryEntries()
+        self._past_until: int | None = None  # the step up to which entries of the record are still to be read
         self._record = record
         self._seconds = 0.0
 
@@ -70,12 +72,22 @@ class History(Windowed):
         self._run = meter.window(leaves_out_first=True)  # the first call compiles, which is no rate of the run
 
     def begin(self, status: Status) -> None:
-        if self._record is not None:
-            self.entries[:] = self._record.past.entries
         self.rewind(status)  # steps after the checkpoint are repeated, and write their entries again
+        if self._record is not None:
+            self._past_until = status.step
 
     def rewind(self, status: Status) -> None:
-        self.entries[:] = [entry for entry in self.entries if entry["step"] <= status.step]
+        self._entries[:] = [entry for entry in self._entries if entry["step"] <= status.step]
+        if self._past_until is not None:
+            self._past_until = min(self._past_until, status.step)
+
+    @property
+    def entries(self) -> HistoryEntries:
+        """The entries so far. Those of earlier processes are read when this is asked for first: they may be many."""
+        if self._record is not None and self._past_until is not None:
+            self._entries[:0] = self._record.past_rows(self._past_until)
+            self._past_until = None
+        return self._entries
 
     def is_due(self, status: Status) -> bool:
         return status.evaluation is not None or super().is_due(status)
@@ -98,13 +110,13 @@ class History(Windowed):
         }
         # JSON has no inf and nan.
         entry = {name: value if value is None or math.isfinite(value) else None for name, value in entry.items()}
-        self.entries.append(entry)
+        self._entries.append(entry)
         if self._record is not None:
             self._record.write("row", **{name: value for name, value in entry.items() if name != "step"})
 
     def means(self) -> dict[str, float | None]:
         """Returns the training metrics' means of the newest entry that has them; before one, of the steps so far."""
-        for entry in reversed(self.entries):
+        for entry in itertools.chain(reversed(self._entries), reversed(self.entries)):
             if means := {name[6:]: value for name, value in entry.items() if name.startswith("train_")}:
                 return means
         return {**self.window.totals.steady_means()}

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sys
 import threading
 import time as clock
@@ -26,6 +27,12 @@ LONGEST_LINE = 4 << 20  # bytes; twice the figures of 10,000 workers
 _LONGEST_TEXT = 1 << 14
 _PIECE = 1 << 20
 _LATEST = 1e11  # Unix seconds; a span is shorter, too
+# The beginning of a line as `EventLog` writes it, of the kinds of which a long run has most.
+_HEAD = re.compile(
+    rb'\{"event": "(checkpoint|evaluation|row|warning|window)", "time": (\d{1,10}(?:\.\d+)?), "step": (\d{1,18})[,}]'
+)
+_START = rb'\n\{"event": "start"'
+_KINDS = {kind.encode(): kind for kind in ("checkpoint", "evaluation", "row", "warning", "window")}
 
 
 def _has_types(keys: Mapping[str, Callable], values: Mapping[str, Any], others: Callable = lambda value: True) -> bool:
@@ -197,33 +204,96 @@ def parsed(line: bytes) -> dict[str, Any] | None:
     return event if _has_types(_FITS.get(kind, {}), values, others) else None
 
 
-def read(path: str) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Yields each event and its line, skipping other lines. Raises OSError, also for a link."""
+class Line(NamedTuple):
+    """A line of a record that has an event.
+
+    Of the kinds of which there are many, a line's head alone has been read: a record of a million lines is then read in
+    a second.
+    """
+
+    kind: str
+    time: float
+    step: int
+    text: bytes
+
+    @property
+    def event(self) -> dict[str, Any]:
+        """The event's keys and values; {} if those after the head do not match the schema."""
+        return parsed(self.text) or {}
+
+
+def read(path: str) -> Iterator[Line]:
+    """Yields each line that has an event, skipping others. Raises OSError, also for a link."""
     with open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
-        for event, line in _lines(file):
-            if event is not None:
-                yield event, line
+        yield from (line for line, *_ in _lines(file) if line is not None)
 
 
-def newest_step(path: str | None) -> int:
-    """Returns the newest step of a record; 0 without one."""
-    recorded = read(path) if path and os.path.isfile(path) else ()
-    return max((event["step"] for event, _ in recorded), default=0)
+class NewestStep:
+    """The newest step of a record's last attempt. Each call reads what has come since the one before.
+
+    Args:
+      path: path of the file, which need not exist; None without one.
+    """
+
+    def __init__(self, path: str | None):
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._offset = self._step = 0
+
+    def __call__(self) -> int:
+        """Returns the newest step; 0 without a record."""
+        if self._path is None or not os.path.isfile(self._path):
+            return 0
+        with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
+            state = os.fstat(file.fileno())
+            if self._file == (state.st_dev, state.st_ino) and state.st_size >= self._offset:
+                file.seek(self._offset)
+            else:
+                self._file, self._step = (state.st_dev, state.st_ino), 0
+                _seek_start(file)
+            newest = max((line.step for line, *_ in _lines(file) if line is not None), default=0)
+            self._step, self._offset = max(self._step, newest), file.tell()
+        return self._step
 
 
-def record_restart(path: str | None, at: float, cause: str, task: str, exit_code: int) -> None:
+def record_restart(path: str | None, at: float, step: int, cause: str, task: str, exit_code: int) -> None:
     """Records a restart, at so many Unix seconds, and why; a run that has no record yet has lost nothing."""
     if path and os.path.isfile(path):
-        EventLog(path).write("restart", newest_step(path), time=at, cause=cause, task=task, exit_code=exit_code)
+        EventLog(path).write("restart", step, time=at, cause=cause, task=task, exit_code=exit_code)
 
 
-def _lines(file: IO[bytes]) -> Iterator[tuple[dict[str, Any] | None, bytes]]:
-    """Yields each line and its event, if it is one. Reads overlong lines in pieces."""
-    is_rest = False
-    while line := file.readline(LONGEST_LINE):
-        is_whole = line.endswith(b"\n") or len(line) < LONGEST_LINE
+def _seek_start(file: IO[bytes], step: float = math.inf) -> int:
+    """Moves to the newest event `start` of at most a step, or else to the file's beginning; returns the position.
+
+    The attempt that has written it had removed what is of later steps, but for `_PROCESS_EVENTS`. Reads backwards.
+    """
+    first, rest = file.seek(0, os.SEEK_END), b""
+    while first > 0:
+        last, first = first, max(0, first - _PIECE)
+        file.seek(first)
+        block = file.read(last - first) + rest
+        for found in reversed([*re.finditer(_START, block)]):
+            position = file.seek(first + found.start() + 1)
+            event = parsed(file.readline(LONGEST_LINE))
+            if event and event["step"] <= step:
+                return file.seek(position)
+        rest = block[: len(_START)]
+    return file.seek(0)
+
+
+def _lines(file: IO[bytes]) -> Iterator[tuple[Line | None, int, int]]:
+    """Yields each line, None if it has no event, and its range in the file. Reads overlong lines in pieces."""
+    is_rest, last, is_head = False, file.tell(), _HEAD.match
+    while text := file.readline(LONGEST_LINE):
+        first, last = last, last + len(text)
+        is_whole = text.endswith(b"\n") or len(text) < LONGEST_LINE
         if not is_rest:
-            yield parsed(line) if is_whole else None, line
+            if (head := is_head(text)) and text.endswith(b"}\n"):
+                kind, time, step = head.groups()
+                yield Line(_KINDS[kind], float(time), int(step), text), first, last
+            else:
+                event = parsed(text) if is_whole else None
+                yield Line(event["event"], event["time"], event["step"], text) if event else None, first, last
         is_rest = not is_whole
 
 
@@ -244,12 +314,17 @@ class EventLog:
         self._reason = ""  # why not; "" while the file can be written
         self._cut_at: int | None = None  # the step past which the file must be truncated first
 
+    def read(self) -> Iterator[Line]:
+        """Yields each line of the file that has an event; none if it can't be read."""
+        with contextlib.suppress(OSError):
+            yield from read(self._path) if self._path else ()
+
     def write(self, event: str, step: int, *, time: float | None = None, **values: Any) -> None:
         """Appends an event; non-finite numbers become null. `time` is in Unix seconds, None is now."""
         head = {"event": event, "time": clock.time() if time is None else time, "step": step}
         with self._lock, self._attempt(step):
             if self._cut_at is not None:
-                self._cut(self._cut_at, lambda event: None)
+                self._cut(self._cut_at, lambda line: None)
             lines = [json.dumps(_finite({**head, **values}))]
             if self._missing:
                 first, last = min(self._missing), max(self._missing)
@@ -262,8 +337,8 @@ class EventLog:
             self._append("\n".join(lines))
             self._missing, self._reason = [], ""
 
-    def cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
-        """Removes the events of steps past `step`; passes all events to `replay` first.
+    def cut(self, step: int, replay: Callable[[Line], Any]) -> None:
+        """Removes the events of steps past `step`; passes the lines since the last `start` before it to `replay` first.
 
         Lines that are not events are removed, too, and their number is logged.
         """
@@ -293,7 +368,7 @@ class EventLog:
                 content = content if file.read(1) == b"\n" else b"\n" + content  # ends a killed writer's line
             append(file.fileno(), content)
 
-    def _cut(self, step: int, replay: Callable[[dict[str, Any]], Any]) -> None:
+    def _cut(self, step: int, replay: Callable[[Line], Any]) -> None:
         if self._path is not None and os.path.lexists(self._path):
             with open(open_regular(self._path, os.O_NOFOLLOW), "rb") as file:
                 ranges, skipped = _kept(file, step, replay)
@@ -310,17 +385,17 @@ class EventLog:
         self._cut_at = None
 
 
-def _kept(file: IO[bytes], step: int, replay: Callable[[dict[str, Any]], Any]) -> tuple[list[tuple[int, int]], int]:
+def _kept(file: IO[bytes], step: int, replay: Callable[[Line], Any]) -> tuple[list[tuple[int, int]], int]:
     """Returns the byte ranges of a file to keep when truncating it to a step, and the number of lines without event."""
-    ranges, skipped = [(0, 0)], 0
-    for event, line in _lines(file):
-        if event is None:
+    ranges, skipped = [(0, _seek_start(file, step))], 0
+    for line, first, last in _lines(file):
+        if line is None:
             skipped += 1
             continue
-        replay(event)
-        if event["step"] <= step or event["event"] in _PROCESS_EVENTS:
-            last = file.tell()
-            first = ranges.pop()[0] if ranges[-1][1] == last - len(line) else last - len(line)
+        replay(line)
+        if line.step <= step or line.kind in _PROCESS_EVENTS:
+            if ranges[-1][1] == first:
+                first = ranges.pop()[0]
             ranges.append((first, last))
     return ranges, skipped
 

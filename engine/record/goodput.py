@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from .. import logging
+from .events import Line
 
 # Repeated after a resume: such time since the checkpoint becomes `lost`.
 _DONE_AGAIN = ("steps", "input", "waiting", "checkpoints", "evaluation", "other")
@@ -19,41 +21,47 @@ class Past:
     """The earlier attempts of a run, by its record.
 
     Attributes:
-      spent: seconds by `KINDS`, as recorded last, and `spent_at`, the time of that record.
+      newest: the newest lines that may have seconds by `KINDS`.
       alive_at: the last sign of work of the last attempt, in Unix seconds.
       end: the event `end`, if the last process has written one; `cause`, from others' events about its end.
     """
 
     attempts: int = 0
     step: int = 0
-    spent: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    spent_at: float = 0.0
+    newest: collections.deque[Line] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=8))
     alive_at: float = 0.0
     kind: str = ""
     end: Mapping[str, Any] | None = None
     cause: str | None = None
-    entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
-    def replay(self, event: Mapping[str, Any]) -> None:
-        """Processes an event, in order."""
-        kind = event["event"]
-        self.step = max(self.step, event["step"])
+    def replay(self, line: Line) -> None:
+        """Processes the line of an event, in order."""
+        kind = line.kind
+        self.step = max(self.step, line.step)
         if kind == "start":
-            self.attempts += 1
+            self.attempts = max(self.attempts, line.event.get("attempt") or 0) + 1
             self.end = self.cause = None
         elif kind == "end":
-            self.end, self.cause = event, event.get("reason")
+            self.end = line.event
+            self.cause = self.end.get("reason")
         elif kind == "restart":
-            self.cause = event.get("cause")
-        elif kind == "row":
-            self.entries.append({name: value for name, value in event.items() if name not in ("event", "time")})
+            self.cause = line.event.get("cause")
         # Between two restarts no process has reached its first step.
         if kind == "end" or (self.end is None and not kind == self.kind == "restart"):
-            self.alive_at = event["time"]
+            self.alive_at = line.time
         self.kind = kind
-        spent = event["goodput"].get("seconds") if kind == "end" and event.get("goodput") else event.get("spent")
-        if isinstance(spent, Mapping):
-            self.spent, self.spent_at = spent, event["time"]
+        if kind in ("start", "window", "end"):
+            self.newest.append(line)  # to be parsed if it is asked for, since a run may have a million
+
+    def spent(self) -> tuple[Mapping[str, float], float]:
+        """Returns the seconds by `KINDS` that were recorded last, and when, in Unix seconds; ({}, 0) without any."""
+        for line in reversed(self.newest):
+            event = line.event
+            ends = line.kind == "end" and event.get("goodput")
+            spent = event["goodput"].get("seconds") if ends else event.get("spent")
+            if isinstance(spent, Mapping):
+                return spent, line.time
+        return {}, 0.0
 
 
 class Goodput:
@@ -78,14 +86,15 @@ class Goodput:
         """
         if not past.attempts:
             return
-        last = {kind: float(past.spent.get(kind) or 0.0) for kind in KINDS}
+        spent, spent_at = past.spent()
+        last = {kind: float(spent.get(kind) or 0.0) for kind in KINDS}
         alive_at = min(past.alive_at, began_at)  # a clock that was ahead recorded a time that has not come yet
         if (ahead := past.alive_at - began_at) > _CLOCK_SECONDS:
             logging.warning(
                 "the run's record is of a clock %.0f s ahead of this host's: its time down is unknown, and left out",
                 ahead,
             )
-        unrecorded = max(0.0, alive_at - past.spent_at)
+        unrecorded = max(0.0, alive_at - spent_at)
         if past.end is not None and past.step <= step:
             last["other"] += unrecorded
         else:

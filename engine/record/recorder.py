@@ -114,7 +114,7 @@ class Recorder(Hook):
         self._end_window(self._status or status)
         # First all that is queued, or the thread would write steps after they are cut.
         self._writer.flush()
-        self._log.cut(status.step, lambda event: None)
+        self._log.cut(status.step, lambda line: None)
         self._begin_window(status, time.monotonic())
 
     def __call__(self, status: Status) -> None:
@@ -150,6 +150,16 @@ class Recorder(Hook):
 
     def restore_host_state(self, values: dict) -> None:
         self._kept = {kind: float(seconds) for kind, seconds in values.get("spent", {}).items()}
+
+    def past_rows(self, step: int) -> list[dict[str, Any]]:
+        """Reads the events `row` of earlier attempts, up to a step: their numbers, in order."""
+        rows = []
+        for line in self._log.read():
+            if line.kind == "start" and line.event.get("attempt") == self.past.attempts:  # this process's
+                break
+            if line.kind == "row" and line.step <= step and (event := line.event):
+                rows.append({name: value for name, value in event.items() if name not in ("event", "time")})
+        return rows
 
     def write(self, event: str, **values: Any) -> None:
         """Queues an event of the present step."""

@@ -69,13 +69,13 @@ def _check_runs(run_dir: str, task: str | None) -> None:
             f"{run_dir} holds no run ({os.path.basename(path)} is missing); give the run_dir of one that trains"
         )
     last: dict[str, Mapping[str, Any]] = {}
-    for event, _ in events.read(path):
-        if event["event"] == "start":
+    for line in events.read(path):
+        if line.kind == "start":
             last.clear()
-        if event["event"] == "end":
+        if line.kind == "end":
             last.pop("restart", None)  # of a single task
-        if event["event"] in ("start", "cluster", "end", "restart"):
-            last[event["event"]] = event
+        if line.kind in ("start", "cluster", "end", "restart"):
+            last[line.kind] = line.event
     start, cluster, end, restart = (last.get(kind, {}) for kind in ("start", "cluster", "end", "restart"))
     pid, space = start.get("pid"), threads.pid_space()
     is_gone = space and start.get("pid_space") == space and pid is not None and not locks.is_alive(pid)

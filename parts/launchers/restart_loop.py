@@ -42,6 +42,7 @@ class RestartLoop(abc.ABC):
         self._decision: Decision | None = None  # before the attempt has ended
         self._stop_signal: signal.Signals | None = None  # asks for the end
         self._is_second = SecondSignal()
+        self._recorded = events.NewestStep(record)
         self._step = self._newest_step()  # as the last attempt ended
 
     @abc.abstractmethod
@@ -88,7 +89,7 @@ class RestartLoop(abc.ABC):
     def _record_restart(self, ending: TaskExit | None, at: float) -> None:
         """Records a restart, and why; a run that has no record yet has lost nothing."""
         if ending is not None:
-            events.record_restart(self._events, at, str(ending), ending.task, ending.code)
+            events.record_restart(self._events, at, self._recorded(), str(ending), ending.task, ending.code)
 
     def _newest_step(self) -> int:
-        return max(events.newest_step(self._events), self._memory.newest_step())
+        return max(self._recorded(), self._memory.newest_step())

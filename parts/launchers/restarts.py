@@ -323,20 +323,21 @@ def recorded_restarts(path: str) -> list[float]:
         return []
     times, failed, now = [], False, 0.0
     since_last = max(0.0, file_system_time(os.path.dirname(path)) - os.path.getmtime(path))
-    for event, _ in events.read(path):
-        kind, now = event["event"], event["time"] + since_last
+    for line in events.read(path):
+        kind, now = line.kind, line.time + since_last
         if kind == "restart" or (kind == "start" and failed):
-            times.append(event["time"])
+            times.append(line.time)
         if kind in ("start", "restart", "end"):
-            failed = kind == "start" or (kind == "end" and event["exit_code"] not in (0, EXIT_REGROUP, *_STOP_CODES))
+            exit_code = line.event.get("exit_code")
+            failed = kind == "start" or (kind == "end" and exit_code not in (0, EXIT_REGROUP, *_STOP_CODES))
     return sorted((now - time for time in times if 0 <= now - time <= WINDOW_SECONDS), reverse=True)
 
 
 def has_ended(path: str | None) -> bool:
     """Returns whether a run has come to its end, by its record."""
     last: dict = {}
-    for event, _ in events.read(path) if path and os.path.isfile(path) else ():
-        last = event if event["event"] in ("start", "restart", "end") else last
+    for line in events.read(path) if path and os.path.isfile(path) else ():
+        last = line.event if line.kind in ("start", "restart", "end") else last
     return last.get("exit_code") == 0
 
 

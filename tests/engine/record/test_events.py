@@ -5,7 +5,7 @@ import json
 import pytest
 
 from crankshaft.engine.record import events
-from crankshaft.engine.record.events import EventLog, parsed, read
+from crankshaft.engine.record.events import EventLog, NewestStep, parsed, read
 from crankshaft.engine.record.goodput import Goodput, Past
 from tests.limits import files_no_larger_than
 from tests.pages import ROOT
@@ -50,7 +50,7 @@ def test_a_line_that_does_not_match_the_schema_blocks_no_resume(tmp_path, line):
     ]
     path.write_text("\n".join([whole[0], line, whole[1], ""]))
     EventLog(str(path)).cut(9, past.replay)
-    assert path.read_text().splitlines() == whole
+    assert [line.text.decode().strip() for line in read(str(path)) if line.event] == whole
     goodput.resume(past, None, 9, 7.0)
     assert goodput.report()["seconds"]["total"] == 4.0
 
@@ -62,7 +62,7 @@ def test_lines_that_are_skipped_are_counted_and_a_long_one_is_not_read_as_a_whol
         event + '{"event": "window", "time": 1, "step": 3, "x": "' + "y" * 500 + '"}\n[]\n' + event + '{"ev'
     )
     with caplog.at_level("WARNING", logger="crankshaft"):
-        EventLog(str(path)).cut(5, lambda event: None)
+        EventLog(str(path)).cut(5, lambda line: None)
     assert "3 lines that are not of its schema removed" in caplog.text
     assert path.read_text() == 2 * event
 
@@ -79,7 +79,7 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_and_a_line_that_says_so(tm
             log.write("window", 45, time=2, cause="x" * 300)
         log.write("window", 50, time=3)
         log.write("window", 60, time=4)
-    found = [(event["event"], event["step"], event.get("text")) for event, _ in read(str(path))]
+    found = [(line.kind, line.step, line.event.get("text")) for line in read(str(path))]
     assert len(path.read_bytes().splitlines()) == 4
     gap = ("warning", 50, "4 events of steps 20 to 45 are missing: File too large")
     assert found == [("window", 10, None), gap, ("window", 50, None), ("window", 60, None)]
@@ -94,13 +94,39 @@ def test_a_record_that_could_not_be_cut_at_a_resume_is_cut_before_it_goes_on(tmp
         EventLog(str(path)).write("window", step, time=step)
     log = EventLog(str(path))
     with files_no_larger_than(100):
-        log.cut(30, lambda event: seen.append(event["step"]))
+        log.cut(30, lambda line: seen.append(line.step))
         log.write("window", 40, time=70)
     log.write("window", 50, time=80)
     assert seen == [10, 20, 30, 40, 50]
-    assert [(event["step"], event["event"]) for event, _ in read(str(path))] == [
+    assert [(line.step, line.kind) for line in read(str(path))] == [
         *((10, "window"), (20, "window"), (30, "window"), (50, "warning"), (50, "window"))
     ]
+
+
+def test_what_came_before_the_newest_start_is_kept_unread(tmp_path, monkeypatch):
+    monkeypatch.setattr(events, "_PIECE", 100)  # so that lines span pieces
+    path, seen = tmp_path / "events.jsonl", []
+    log, newest = EventLog(str(path)), NewestStep(str(path))
+    assert newest() == 0
+    for attempt, until in enumerate((400, 50, 60)):
+        log.cut(40 * (attempt > 0), lambda line: None)
+        log.write("start", 40 * (attempt > 0), time=1, attempt=attempt)
+        for step in range(40 * (attempt > 0) + 5, until, 5):
+            log.write("window", step, time=step, text="x" * step)
+        assert newest() == until - 5
+    before = path.read_bytes()
+    log.write("end", 55, time=70)
+    log.cut(50, seen.append)
+    assert [(line.kind, line.step) for line in seen] == [
+        *[("start", 40), ("window", 45), ("window", 50), ("window", 55), ("end", 55)]
+    ]
+    lines = [line for line in before.splitlines() if b'"step": 55' not in line]
+    assert path.read_bytes().splitlines()[:-1] == lines
+    assert newest() == 55
+    past = Past()
+    log.cut(30, past.replay)  # the first attempt has the newest start before it
+    assert (past.attempts, newest()) == (3, 55)
+    assert [line.step for line in read(str(path)) if line.kind == "window"] == [*range(5, 31, 5)]
 
 
 def test_what_real_runs_recorded_is_of_the_schema():
@@ -108,4 +134,4 @@ def test_what_real_runs_recorded_is_of_the_schema():
     assert len(records) == 4
     for path in records:
         lines = path.read_bytes().splitlines()
-        assert [event for event, _ in read(str(path))] == [json.loads(line) for line in lines]
+        assert [line.event for line in read(str(path))] == [json.loads(line) for line in lines]

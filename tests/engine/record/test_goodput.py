@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from crankshaft.engine.record.events import Line
 from crankshaft.engine.record.goodput import Goodput, Past
 
 
 def past(*events: dict) -> Past:
     made = Past()
     for event in events:
-        made.replay({"step": 0, **event})
+        step = event.setdefault("step", 0)
+        made.replay(Line(event["event"], event["time"], step, json.dumps(event).encode()))
     return made
 
 

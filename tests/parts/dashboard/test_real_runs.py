@@ -67,7 +67,7 @@ def test_a_stopped_worker_is_red_until_it_goes_on_and_a_restart_is_on_the_time_a
         rows = {row.split("\t")[0]: row.split("\t")[2] for row in page.inner_text("#spent-table").splitlines()[1:]}
         assert {"steps", "start", "down", "waiting"} <= set(rows)
         assert sum(float(share.removesuffix(" %")) for share in rows.values()) == pytest.approx(100, abs=1)
-        (end,) = [event for event, _ in read(run_dir / "events.jsonl") if event["event"] == "end"][-1:]
+        (end,) = [line.event for line in read(run_dir / "events.jsonl") if line.kind == "end"][-1:]
         assert rows["steps"] == f"{100 * end['goodput']['share']:.1f} %"
         assert page.locator("#servers").is_hidden()
     assert [error for error in opened.errors if "ERR_CONNECTION" not in error] == []

@@ -350,7 +350,7 @@ def test_restarts_are_as_old_as_by_the_clock_of_the_host_that_recorded_them(tmp_
     path, now = tmp_path / "events.jsonl", time.time()
     path.touch()
     for ago in (900, 400, 100):
-        record_restart(str(path), now + ahead - ago, "", "worker 0", 1)
+        record_restart(str(path), now + ahead - ago, 0, "", "worker 0", 1)
     os.utime(path, (now - 100,) * 2)  # by the file system's clock
     assert recorded_restarts(str(path)) == pytest.approx([400, 100], abs=30)
     os.utime(path, (now - 500,) * 2)
