@@ -122,6 +122,20 @@ def parse_words(
     return given, rest
 
 
+# Flags that earlier versions had, and what to use instead.
+_REMOVED = {
+    **{f"benchmark_{name}": f"use benchmark_arg={name}=N" for name in ("steps", "seconds", "rounds")},
+    "fail_below": "use benchmark_arg=fail_below=RATIO",
+    "init_map": "set another program's weights by run.set_weights",
+    "init_optimizer": "a run goes on with its optimizer's state in its own run_dir; init_from takes weights alone",
+    "plot": "draw the figures of result_json",
+    "powersgd_rank": "use reduce_dtype=bfloat16, or sync_every_steps=K",
+    "profile": "use benchmark_arg=profile=true",
+    "tokens": "use sampling=tokens=N",
+    "tpu_address": "set the variable TPU_NAME",
+}
+
+
 def _refuse_clashes(script_flags: flags.FlagValues, fields: Mapping[str, Any]) -> None:
     for name in script_flags:
         if name in fields:
@@ -136,6 +150,8 @@ def _refuse_clashes(script_flags: flags.FlagValues, fields: Mapping[str, Any]) -
 
 
 def _unknown(name: str, names: Sequence[str], otherwise: str = "see --help") -> UsageError:
+    if instead := _REMOVED.get(name):
+        return UsageError(f"{name} is no flag any more; {instead}")
     return UsageError(f"{name} is unknown; {nearest(name, names, otherwise)}")
 
 

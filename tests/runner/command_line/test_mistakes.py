@@ -32,6 +32,8 @@ MISTAKES = {
     "--batch_size=3": "did you mean global_batch_size or eval_batch_size",
     "--class_weight=3": "class_weight is unknown; see --help",
     "--qqq=1": "qqq is unknown ... --help",
+    "--benchmark_steps=3": "benchmark_steps is no flag any more; use benchmark_arg=steps=N",
+    "--init_optimizer": "init_optimizer is no flag any more; a run goes on ... in its own run_dir",
     "RUN twice": "'twice' is not a flag ... --NAME=VALUE",
     "--input=digits": "model is missing ... cnn, dlrm, logistic, mlp, resnet, transformer_lm, wide_deep",
     "": "model and input are missing ... model=mlp input=digits ... wide_deep ... tfrecord",
