@@ -61,7 +61,7 @@ class Training:
         """Returns how many events of a kind there are at that step or later."""
         path = self.run_dir / NAMES.events
         recorded = events.read(str(path)) if path.exists() else ()
-        return sum(event["event"] == kind and event["step"] >= from_step for event, _ in recorded)
+        return sum(line.kind == kind and line.step >= from_step for line in recorded)
 
     def signal_worker(self, number: signal.Signals) -> None:
         """Sends a signal to worker 1."""

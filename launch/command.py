@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
-from ..engine.version import __version__
+from ..engine import version
 from ..runner import explanations, failures
 from ..runner.command_line import help
 from ..runner.command_line.flags import MODES
@@ -74,7 +74,7 @@ def run() -> None:
         lines += [f"  {command:<10} {purpose}" for command, (_, purpose, *_) in COMMANDS.items()]
         help.show("\n".join([*lines, "", "crankshaft COMMAND --help explains a command's flags."]))
     if name == "--version":
-        help.show(f"crankshaft {__version__}")
+        help.show(f"crankshaft {version.described()}")
     if name not in COMMANDS:
         hint = failures.nearest(name, [*COMMANDS])
         if name.startswith("-"):

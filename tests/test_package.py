@@ -3,6 +3,8 @@
 import configparser
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import types
@@ -11,6 +13,7 @@ import pytest
 
 import crankshaft
 from crankshaft.engine.internals import supported
+from crankshaft.engine.version import build
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDERS = ("engine", "input", "launch", "models", "parts", "runner")
@@ -88,12 +91,38 @@ def test_a_wrong_command_is_one_line_and_the_version_another(tmp_path):
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"error: crankshaft {word} is not a command; {hint}\n"
     done = subprocess.run([sys.executable, "-m", "crankshaft", "--version"], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, f"crankshaft {crankshaft.__version__}\n")
+    shown = re.fullmatch(r"crankshaft (\S+) \(build ([0-9a-f]{12})(?:, commit [0-9a-f]{8})?\)\n", done.stdout)
+    assert (done.returncode, shown[1], shown[2]) == (0, crankshaft.__version__, build())
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert setup["metadata"]["version"] == crankshaft.__version__
     for name, least in supported.LEAST.items():
         assert f"{name}>={least}" in setup["options"]["install_requires"]
+
+
+def test_a_build_is_told_by_its_files_and_a_commit_by_its_own_git(tmp_path):
+    for folder in ("engine", "parts"):
+        shutil.copytree(ROOT / folder, tmp_path / "crankshaft" / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "__init__.py", tmp_path / "crankshaft")
+    script = "from crankshaft.engine import version; print(version.build(), version.commit())"
+
+    def told():
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True).stdout.split()
+
+    first = told()
+    assert first[1] == "None"
+    git = tmp_path / "crankshaft" / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("ref: refs/heads/main\n")
+    (git / "packed-refs").write_text("# pack-refs with: peeled\n" + 40 * "a" + " refs/heads/main\n")
+    assert told() == [first[0], 40 * "a"]
+    (git / "HEAD").write_text(40 * "b" + "\n")
+    with open(tmp_path / "crankshaft/parts/__init__.py", "a") as file:
+        file.write("# edited\n")
+    build, commit = told()
+    assert (build != first[0], commit) == (True, 40 * "b")
 
 
 def test_a_process_that_has_loaded_an_older_library_is_told_to_restart(monkeypatch):

@@ -301,11 +301,11 @@ class Job:
         Not of windows: each attempt begins one.
         """
         found = variables(self.run_dir, saved if self.settings.strategy == "hosts" else digests)
-        for event, _ in read(str(self.run_dir / "events.jsonl")):
-            if (kind := event["event"]) in ("evaluation", "row"):
-                metrics = event["metrics"] if kind == "evaluation" else event
+        for line in read(str(self.run_dir / "events.jsonl")):
+            if (kind := line.kind) in ("evaluation", "row"):
+                metrics = line.event["metrics"] if kind == "evaluation" else line.event
                 names = [name for name in metrics if kind == "evaluation" or name.startswith(("train_", "eval_"))]
-                found |= {f"{kind} {event['step']} {name}": metrics[name] for name in names}
+                found |= {f"{kind} {line.step} {name}": metrics[name] for name in names}
         return found
 
     def check_counts(self, disturbed: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import resource
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from .. import version
 from . import cpus, memory
 
 # Prefixes of variables that change TensorFlow's speed.
@@ -45,7 +45,7 @@ def describe(variables: Mapping[str, str]) -> dict:
       cpu: the model's name. usable_cores: see `cpus.usable_cores`. memory_mb: see `memory.usable_bytes`, in MiB.
       gpus: the GPUs' names. load_average: runnable processes over the last 1, 5 and 15 minutes.
       platform: the system and its version.
-      versions: the versions of python, tensorflow, keras, numpy, crankshaft (None if it is not installed).
+      versions: the versions of python, tensorflow, keras, numpy, crankshaft (with its build).
       threads: inter_op and intra_op; 0 leaves the number to TensorFlow. flags: the variables that are set for XLA,
       oneDNN, the allocator and the like.
     """
@@ -65,18 +65,14 @@ def describe(variables: Mapping[str, str]) -> dict:
     }
 
 
-def versions() -> dict[str, str | None]:
-    """Returns versions by name; None for crankshaft if it runs from its sources."""
-    try:
-        crankshaft = importlib.metadata.version("crankshaft-train")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        crankshaft = None
+def versions() -> dict[str, str]:
+    """Returns versions by name; that of crankshaft names the code, too (`version.described`)."""
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
         "keras": tf.keras.__version__,
         "numpy": np.__version__,
-        "crankshaft": crankshaft,
+        "crankshaft": version.described(),
     }
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...engine import logging
+from ...engine import logging, version
+from ...engine.checkpoints.manifest import FORMAT
 from ...engine.data.feeds.combined import Combined
 from ...engine.data.streamed import is_part
 from ...engine.machine import environment, files
@@ -44,15 +45,21 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
     }
     flags |= config.deciding()
     script_flags = flags.pop("script_flags", {})
-    versions = {name: environment.versions()[name] for name in ("tensorflow", "keras", "crankshaft")}
+    versions = {name: environment.versions()[name] for name in ("tensorflow", "keras")}
     settings = {
         **flags,
         **script_flags,
         **{f"Keras's {name}": value for name, value in config.keras_defaults.items()},
         **versions,
+        "the format of checkpoints": FORMAT,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
     }
     _check(settings, strategy)
+    # A task that starts again may have a newer build, which continues the same run.
+    if (builds := _differences({"crankshaft": version.described()}, strategy)) and strategy.is_chief:
+        logging.warning(
+            "workers run different code: %s; install the same everywhere, unless it is an upgrade", builds[0]
+        )
 
 
 def check_run_dir(run_dir: str, strategy) -> bool:

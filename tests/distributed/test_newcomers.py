@@ -54,6 +54,6 @@ def test_a_worker_at_a_new_address_is_included_and_no_step_is_repeated(start_wor
     assert "parameter_server, 2 replicas" in chief
     seen = {name: value for name, value in runs.tensors(tmp_path / "run").items() if "seen/" in name}
     assert (*seen.values(),)[0].tolist() == [EPOCHS] * 1000
-    windows = [event for event, _ in read(tmp_path / "run" / "events.jsonl") if event["event"] == "window"]
+    windows = [line.event for line in read(tmp_path / "run" / "events.jsonl") if line.kind == "window"]
     by_newcomer = [row["steps"] for window in windows for row in window["workers"] if row["name"] == "worker 1"]
     assert sum(by_newcomer) > 0

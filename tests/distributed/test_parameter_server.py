@@ -52,7 +52,7 @@ def test_each_example_is_seen_once_an_epoch_and_each_checkpoint_by_an_evaluator(
     servers_files = runs.manifests(job.run_dir)[-1]["files"]
     assert len(servers_files) > 2  # the index, and a file each for the two servers at least
     assert job.left == []
-    windows = [event for event, _ in read(job.run_dir / "events.jsonl") if event["event"] == "window"]
+    windows = [line.event for line in read(job.run_dir / "events.jsonl") if line.kind == "window"]
     workers = [row for window in windows for row in window["workers"]]
     assert {row["name"] for row in workers} == {"worker 0", "worker 1"}
     assert sum(row["steps"] for row in workers) == steps
@@ -83,7 +83,7 @@ def test_a_slow_worker_is_named(start):
     assert "worker 0 is slow: " not in job.output
     job.send(signal.SIGTERM)
     assert job.wait().code == 143
-    warned = [event for event, _ in read(job.run_dir / "events.jsonl") if event["event"] == "warning"]
+    warned = [line.event for line in read(job.run_dir / "events.jsonl") if line.kind == "warning"]
     assert "worker 1" in {event["task"] for event in warned}
 
 

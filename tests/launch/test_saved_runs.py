@@ -31,7 +31,7 @@ def paths(values, inside=()) -> set[tuple]:
 def named(run_dir) -> dict[str, set]:
     """The names of all that a run has saved, by what has them; its events are those since it was started last."""
     manifest, config = manifests(run_dir)[-1], json.loads((run_dir / "config.json").read_text())
-    events = [event for event, _ in read(run_dir / "events.jsonl")]
+    events = [line.event for line in read(run_dir / "events.jsonl")]
     starts = [place for place, event in enumerate(events) if event["event"] == "start"]
     return {
         "variables": set(manifest["variables"]),
@@ -56,7 +56,7 @@ def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, t
         result = write.RUNS[name](name, write.END)
     finally:
         tf.keras.config.set_dtype_policy("float32")
-    starts = [event["step"] for event, _ in read(run_dir / "events.jsonl") if event["event"] == "start"]
+    starts = [line.step for line in read(run_dir / "events.jsonl") if line.kind == "start"]
     assert starts == [0, write.SAVED]
     expected = json.loads((write.HERE / name / "expected.json").read_text())
     for split, means in expected.items():

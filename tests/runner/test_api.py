@@ -154,7 +154,7 @@ def test_several_inputs_are_trained_exported_and_loaded(tmp_path):
 
 def test_history_is_recorded_and_cut_where_a_run_goes_on(tmp_path):
     def rows() -> list[dict]:
-        return [event for event, _ in read(tmp_path / "run" / "events.jsonl") if event["event"] == "row"]
+        return [line.event for line in read(tmp_path / "run" / "events.jsonl") if line.kind == "row"]
 
     asked = {"run_dir": tmp_path / "run", "checkpoint_every_steps": 8, **QUIET}
     whole = run(Plane, data=data, train_steps=16, run_dir=tmp_path / "whole", **QUIET).history

@@ -68,7 +68,7 @@ def killed_and_resumed(tmp_path_factory):
 
 def test_each_line_of_a_real_run_is_of_the_schema(killed_and_resumed):
     run_dir, *_ = killed_and_resumed
-    events = [event for event, _ in read(run_dir / "events.jsonl")]
+    events = [line.event for line in read(run_dir / "events.jsonl")]
     assert len(events) == len((run_dir / "events.jsonl").read_text().splitlines())
     assert {"start", "config", "cluster", "window", "row", "evaluation", "checkpoint", "end"} <= {
         event["event"] for event in events
@@ -102,7 +102,7 @@ def test_each_attempts_configuration_and_early_warnings_are_recorded_and_what_ch
         commits.append(git(["git", "rev-parse", "HEAD"]).stdout.strip())
         flags = (f"--learning_rate={rate}", f"--train_steps={2 + attempt}", "--allow_changed_config")
         inside(*run, *flags, trainer=Squares, data=((x + attempt, x[:, 0]), None)).ok()
-    found = [event for event, _ in read("run/events.jsonl")]
+    found = [line.event for line in read("run/events.jsonl")]
     configs = [event for event in found if event["event"] == "config"]
     assert [config["commit"] for config in configs] == commits
     assert configs[0]["versions"]["tensorflow"] == tf.__version__
@@ -121,8 +121,8 @@ def test_what_a_runs_time_went_to_adds_up_over_a_kill(killed_and_resumed):
     seconds = goodput["seconds"]
     whole = sum(value for kind, value in seconds.items() if kind != "total")
     assert seconds["total"] == pytest.approx(whole)
-    starts = [event for event, _ in read(run_dir / "events.jsonl") if event["event"] == "start"]
-    last = [event for event, _ in read(run_dir / "events.jsonl")][-1]
+    starts = [line.event for line in read(run_dir / "events.jsonl") if line.kind == "start"]
+    last = [line.event for line in read(run_dir / "events.jsonl")][-1]
     first_began = starts[0]["time"] - starts[0]["seconds"]["start"]
     assert began - 0.1 <= first_began
     assert last["time"] <= ended
@@ -138,11 +138,11 @@ def test_a_line_that_a_killed_writer_left_is_not_glued_to_the_next(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"event": "window", "time": 1.0, "step": 3}\n{"event": "win')
     EventLog(str(path)).write("restart", 3, cause=float("nan"))
-    assert [(event["event"], event.get("cause")) for event, _ in read(path)] == [("window", None), ("restart", None)]
+    assert [(line.kind, line.event.get("cause")) for line in read(path)] == [("window", None), ("restart", None)]
     kinds: list[str] = []
-    EventLog(str(path)).cut(2, lambda event: kinds.append(event["event"]))
+    EventLog(str(path)).cut(2, lambda line: kinds.append(line.kind))
     assert kinds == ["window", "restart"]
-    assert [event["event"] for event, _ in read(path)] == ["restart"]
+    assert [line.kind for line in read(path)] == ["restart"]
 
 
 def test_an_error_that_ends_a_run_is_its_fault(inside, tmp_path):
@@ -152,7 +152,7 @@ def test_an_error_that_ends_a_run_is_its_fault(inside, tmp_path):
         raise RuntimeError("enough of it")
 
     done = inside(*MLP, "--train_steps=40", f"--run_dir={run_dir}", hooks=[every_steps(20, fail)])
-    *_, fault, end = [event for event, _ in read(run_dir / "events.jsonl")]
+    *_, fault, end = [line.event for line in read(run_dir / "events.jsonl")]
     assert (fault["event"], end["event"], end["exit_code"], end["step"]) == ("fault", "end", done.code, 20)
     assert fault["text"] == end["reason"]
     assert "enough of it" in fault["text"]

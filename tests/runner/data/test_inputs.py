@@ -64,7 +64,7 @@ def test_a_run_on_files_tells_what_its_input_took_and_what_it_left_out(rows, ins
     result = json.loads((run_dir / "result.json").read_text())
     assert result["bad_records"] == {"train": 1, "eval": 2}
     assert set(result) >= FIGURES
-    row = next(event for event, _ in read(run_dir / "events.jsonl") if event["event"] == "row")
+    row = next(line.event for line in read(run_dir / "events.jsonl") if line.kind == "row")
     assert set(row) >= FIGURES
     assert row["input_bytes_per_sec"] > 0
     assert set(scalars(run_dir / "tensorboard" / "train")) >= FIGURES
