@@ -18,7 +18,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check $(a
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-rest test-slow test-clusters test-hosts versions saved-runs browser lint format docs clean
+.PHONY: help install train test test-fast test-rest test-slow test-clusters test-hosts versions upgrades saved-runs browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -51,6 +51,9 @@ test-hosts: $(INSTALLED) ## run jobs on hosts that are made of Linux namespaces 
 
 versions: ## test the oldest and the newest Python, TensorFlow, Keras and NumPy, each in an environment of its own
 	@$(PYTHON) tests/versions/run.py $(ARGS)
+
+upgrades: $(INSTALLED) ## continue runs that an earlier commit began: FROM=COMMIT, or the newest tag
+	@$(VENV_PYTHON) -m benchmarks.bits --begun-by=$(or $(FROM),$(shell git describe --tags --abbrev=0)) $(ARGS)
 
 saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
 	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)

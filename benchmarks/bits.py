@@ -12,6 +12,10 @@ bits depend on the CPU, TensorFlow and the number of threads, so all are pinned 
 read from each run's last checkpoint, by their names in it: one that is renamed counts as different, since runs begun
 before could not be resumed. Only commands and flags of `crankshaft` are used, so that any two commits can be compared.
 `--only=REGEX` takes some of the cases, `--list` names them with their commands.
+
+`--begun-by=COMMIT` (`make upgrades`) shows what an upgrade does to runs: each case is begun by that commit, stopped in
+mid-epoch, and continued by this checkout. It ends with the bits that the commit alone ends with, or the new version
+refuses it in a line; other bits without one fail.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 CORES = 2
 TIMEOUT_SECONDS = 540
+STOPPED_AT = 55  # of 100 steps: within an epoch
 _LAST_LINES = 5
 
 MODELS = {
@@ -109,9 +114,9 @@ def cases() -> list[Case]:
 # -- Training ---------------------------------------------------------------------------------------------------------
 
 
-def train(case: Case, folder: Path, run_dir: Path) -> str | None:
+def train(case: Case, folder: Path, run_dir: Path, *flags: str) -> str | None:
     """Runs the case on the package that lies in `folder`, and gives its last lines if it failed."""
-    command = [sys.executable, *shlex.split(case.command), f"--run_dir={run_dir}"]
+    command = [sys.executable, *shlex.split(case.command), f"--run_dir={run_dir}", *flags]
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     try:
         done = subprocess.run(
@@ -173,6 +178,32 @@ def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
                 print(f"{case.name:<28} failed: {error}", flush=True)
                 results[case.name] = {"command": case.command, "error": error}
     return results
+
+
+def upgrades(commit: str, wanted: list[Case]) -> int:
+    """Continues runs that a commit began; prints a line for each case, and gives the exit status."""
+    left = 0
+    with tempfile.TemporaryDirectory(prefix="crankshaft-upgrades-") as folder:
+        old, new = Path(folder, "old"), Path(folder, "new")
+        (old / "crankshaft").mkdir(parents=True)
+        new.mkdir()
+        (new / "crankshaft").symlink_to(ROOT)
+        archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
+        if archive.returncode:
+            raise SystemExit(f"error: {archive.stderr.decode().strip()}; give a commit, or fetch all of the history")
+        subprocess.run(["tar", "-x", "-C", str(old / "crankshaft")], input=archive.stdout, check=True)
+        for case in wanted:
+            whole, begun = Path(folder, case.name, "whole"), Path(folder, case.name, "begun")
+            if failure := train(case, old, whole) or train(case, old, begun, f"--train_steps={STOPPED_AT}"):
+                found = f"not in {commit}: {failure.splitlines()[-1]}"
+            elif refusal := train(case, new, begun):
+                found = f"refused: {refusal.splitlines()[-1]}"
+            elif digests(whole) == digests(begun):
+                found = "the same bits"
+            else:
+                found, left = "OTHER BITS, and no line", left + 1
+            print(f"{case.name:<28} {found}", flush=True)
+    return 1 if left else 0
 
 
 def pin() -> list[int]:
@@ -253,6 +284,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the JSON file that is written")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name has it")
     parser.add_argument("--list", action="store_true", help="name the cases, and do not run them")
+    parser.add_argument("--begun-by", metavar="COMMIT", help="continue runs that this commit began")
     parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
     args = parser.parse_args()
     if args.compare:
@@ -266,6 +298,8 @@ def main() -> int:
         parser.error(f"--checkout={args.checkout} is not a checkout of crankshaft: it has no folder engine")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow's words on how it starts
     commit, cores = commit_of(checkout), pin()
+    if args.begun_by:
+        return upgrades(args.begun_by, wanted)
     results = run_cases(checkout, wanted)
     if args.out:
         import tensorflow as tf
