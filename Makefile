@@ -18,7 +18,7 @@ PIP_INSTALL := $(VENV_PYTHON) -m pip install -qq --disable-pip-version-check $(a
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-fast test-rest test-slow test-clusters test-hosts versions upgrades saved-runs browser lint format docs clean
+.PHONY: help install train test test-fast test-rest test-slow test-clusters test-hosts versions upgrades release saved-runs browser lint format docs clean
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -54,6 +54,16 @@ versions: ## test the oldest and the newest Python, TensorFlow, Keras and NumPy,
 
 upgrades: $(INSTALLED) ## continue runs that an earlier commit began: FROM=COMMIT, or the newest tag
 	@$(VENV_PYTHON) -m benchmarks.bits --begun-by=$(or $(FROM),$(shell git describe --tags --abbrev=0)) $(ARGS)
+
+release: $(INSTALLED) ## build an sdist and a wheel, and check them in an environment of their own
+	@rm -rf build dist
+	@$(VENV_PYTHON) -m pip install -qq --disable-pip-version-check build twine
+	@$(VENV_PYTHON) -m build -q  # the wheel is made from the sdist
+	@$(VENV_PYTHON) -m twine check --strict dist/*
+	@$(PYTHON) tests/versions/run.py --quick newest
+	@version=$$(sed -n 's/^version = //p' setup.cfg) && ls dist && printf '%s\n' \
+	  "Next: date CHANGELOG.md's section, commit; git tag $$version && git push origin main $$version;" \
+	  "$(VENV_PYTHON) -m twine upload dist/*; raise the version in setup.cfg and engine/version.py, begin its section."
 
 saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
 	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)

@@ -96,6 +96,7 @@ def test_a_wrong_command_is_one_line_and_the_version_another(tmp_path):
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     assert setup["metadata"]["version"] == crankshaft.__version__
+    assert f"\nversion: {crankshaft.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     for name, least in supported.LEAST.items():
         assert f"{name}>={least}" in setup["options"]["install_requires"]
 

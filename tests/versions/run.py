@@ -125,6 +125,7 @@ class Checks:
             self._call("make", "install", *variables, folder=ROOT)
 
     def versions(self) -> list[str]:
+        assert self._call(self._program, "--version").startswith("crankshaft ")
         return json.loads(self._call_python("-c", SHOW_VERSIONS))
 
     def import_all(self) -> None:
