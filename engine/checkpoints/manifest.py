@@ -18,7 +18,9 @@ from typing import Any
 from ..errors import CheckpointError, UsageError
 from ..machine import files
 
-FORMAT = 2
+# It grows whenever an earlier version would misread what a later one writes: 3 has Keras's history as text, and the
+# values of Keras's metrics.
+FORMAT, _READ = 3, (2, 3)
 SUFFIX = ".manifest.json"
 INCOMPLETE = "incomplete"  # folder of files that were set aside
 STATE_FILE = "checkpoint"  # TensorFlow's list of a directory's checkpoints
@@ -235,8 +237,11 @@ def read(path: str) -> Manifest:
         record = files.read_json(path)
         if not isinstance(record, dict):
             raise CheckpointError(f"{name}: expected a manifest, found {_shown(record)}")
-        if (version := record.get("format")) != FORMAT:
-            raise CheckpointError(f"{name}: expected format {FORMAT}, found {_shown(version)}")
+        if (found := record.get("format")) not in _READ:
+            versions = record.get("versions")
+            writer = versions.get("crankshaft") if isinstance(versions, dict) else None
+            by = f", of crankshaft {_shown(writer)}; install that version, or a later one" if writer else ""
+            raise CheckpointError(f"{name}: expected format {' or '.join(map(str, _READ))}, found {_shown(found)}{by}")
         # Content that was changed or damaged is often valid JSON still; the digest shows it.
         recorded = record.pop("sha256", None)
         if recorded != (digest := _digest(record)):

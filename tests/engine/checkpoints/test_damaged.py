@@ -39,7 +39,12 @@ DAMAGES = [
     (DATA, flip_a_bit, r"expected sha256 \w{16}..., found \w{16}..."),
     (INDEX, Path.unlink, r"expected \d+ bytes, found no file"),
     (MANIFEST, halve, "expected a manifest, found JSONDecodeError: .*"),
-    (MANIFEST, lambda path: change(path, format=1), "expected format 2, found 1"),
+    (MANIFEST, lambda path: change(path, format=1), "expected format 2 or 3, found 1"),
+    (
+        MANIFEST,
+        lambda path: change(path, format=4, versions={"crankshaft": "9.0.0"}),
+        "expected format 2 or 3, found 4, of crankshaft '9.0.0'; install that version, or a later one",
+    ),
 ]
 
 
