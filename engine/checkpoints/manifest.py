@@ -240,7 +240,7 @@ def read(path: str) -> Manifest:
         if (found := record.get("format")) not in _READ:
             versions = record.get("versions")
             writer = versions.get("crankshaft") if isinstance(versions, dict) else None
-            by = f", of crankshaft {_shown(writer)}; install that version, or a later one" if writer else ""
+            by = f", by crankshaft {_shown(writer)}; install it" if writer else ""
             raise CheckpointError(f"{name}: expected format {' or '.join(map(str, _READ))}, found {_shown(found)}{by}")
         # Content that was changed or damaged is often valid JSON still; the digest shows it.
         recorded = record.pop("sha256", None)

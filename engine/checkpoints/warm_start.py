@@ -57,9 +57,21 @@ def load_weights(path, target, name: str = "trainer.model", may_grow: bool = Fal
 
 
 def averages(prefix: str, final: bool) -> dict[Any, str]:
-    """Returns the keys of the averages of weights in a run's checkpoint, by the keys of these weights."""
+    """Returns the keys of the averages of weights in a run's checkpoint, by the keys of these weights.
+
+    Raises:
+      CheckpointError: the run ended with averages, and does not say of which variable each is.
+    """
     manifest = manifests.manifest_at(prefix)
-    ends_with = manifest.about.get("final_averages", {}) if manifest and final and manifest.step else {}
+    about = manifest.about if manifest and final and manifest.step else {}
+    ends_with = about.get("final_averages", {})
+    compiled = about.get("compile", {}).get("optimizer")
+    has_averages = isinstance(compiled, dict) and compiled.get("use_ema") and not ends_with
+    if manifest and has_averages and any("/keras_optimizer/" in key for key in manifest.variables):
+        raise CheckpointError(
+            f"{prefix}: its run ends with the averages of use_ema, and was written by a version that did not note of "
+            "which weight each is; continue the run for an epoch, as its next checkpoints do"
+        )
     return {weight + objects.ATTRIBUTE: average + objects.ATTRIBUTE for weight, average in ends_with.items()} | {
         name + objects.ATTRIBUTE: objects.checkpoint_key(("trainer", *owner.split("."), "shadows", str(number)))
         for owner, names in (manifest.about.get("updated", {}) if manifest else {}).items()

@@ -43,7 +43,7 @@ DAMAGES = [
     (
         MANIFEST,
         lambda path: change(path, format=4, versions={"crankshaft": "9.0.0"}),
-        "expected format 2 or 3, found 4, of crankshaft '9.0.0'; install that version, or a later one",
+        "expected format 2 or 3, found 4, by crankshaft '9.0.0'; install it",
     ),
 ]
 

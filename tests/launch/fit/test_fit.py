@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import signal
 
@@ -11,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+from crankshaft.engine.checkpoints.manifest import with_digest
+from crankshaft.engine.errors import CheckpointError
 from tests.logical_cpus import make_four
 from tests.runs import steps
 
@@ -351,6 +354,13 @@ def test_what_is_loaded_from_a_run_with_use_ema_has_its_averages(tmp_path, caplo
     assert again().result["eval"] == pytest.approx(run.result["eval"])
     found = again(eval_checkpoint=str(run.step)).result["eval"]
     assert found["loss_with_penalties"] == pytest.approx(run.history.history["val_loss"][-1])
+    # An earlier version did not note of which weights averages are.
+    manifest = tmp_path / f"run/checkpoints/ckpt-{run.step}.manifest.json"
+    record = json.loads(manifest.read_text())
+    del record["about"]["final_averages"], record["sha256"]
+    manifest.write_text(json.dumps(with_digest(record)))
+    with pytest.raises(CheckpointError, match="by a version that did not note of which weight each is; continue the"):
+        crankshaft.load_model(how["run_dir"])
 
 
 @pytest.mark.thorough
