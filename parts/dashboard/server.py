@@ -6,7 +6,8 @@ For example:
   crankshaft monitor runs
   crankshaft monitor --port=8080 runs/first runs/second rate.json
 
-Only this machine reaches the page, unless --bind is set. Nothing is written, and the runs are not disturbed.
+Only this machine reaches the page, unless --bind is set, and who has the link. Nothing is written, and the runs are not
+disturbed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...runner.command_line import command_flags, rules
-from ...runner.command_line.rules import Integer, Text, flag
+from ...runner.command_line.rules import Boolean, Integer, Text, flag
 from ...runner.failures import UsageError
 from . import page
 from .recorded_run import RecordedRun, recorded_runs
@@ -46,14 +47,14 @@ class DashboardFlags:
     bind: str = flag(
         Text("an IP address", rules.check_ip_address),
         "127.0.0.1",
-        "Address to listen on. If others reach it, the link has a token, without which nothing is shown.",
+        "Address to listen on.",
     )
     allow_host: str | None = flag(
         Text("a host name", rules.check_host_name),
         None,
-        "Host of a proxy through which the page is opened, such as a hosted notebook's, and whose pages may frame it. "
-        "The link has a token.",
+        "Host of a proxy through which the page is opened, such as a hosted notebook's, and whose pages may frame it.",
     )
+    no_token: bool = flag(Boolean(), False, "Show the page to all who reach its port, such as this machine's users.")
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> int:
     if not paths:
         raise UsageError("the run's folder is missing; name it: crankshaft monitor RUN_DIR")
     address = ipaddress.ip_address(bind)
-    token = "" if address.is_loopback and not flags.allow_host else secrets.token_urlsafe(24)
+    token = "" if flags.no_token else secrets.token_urlsafe(24)
     shown = application(recorded_runs(paths), token, flags.allow_host)
     try:
         server = Server(bind, port, shown, any_host=bool(token))

@@ -302,25 +302,23 @@ def test_only_who_has_the_link_is_answered(tmp_path):
 
     framed = []
 
-    with monitor(tmp_path / "run") as printed:
+    told = (403, b"Open the whole link that crankshaft monitor has printed.\n")
+    for address in ("127.0.0.1", "127.0.0.2", "0.0.0.0"):
+        with monitor(f"--bind={address}", tmp_path / "run") as printed:
+            link = urllib.parse.urlsplit(printed)
+            here = urllib.parse.urlsplit(f"http://{address}:{link.port}")
+            assert address == "0.0.0.0" or link.hostname == address
+            for path in ("/", "/data", "/data?token=", "/data?token=%C3%BF"):
+                assert asked(here, path) == told
+            assert asked(here, f"/data?{link.query}")[0] == 200
+            assert asked(here, f"/?{link.query}", "any.example")[0] == 200
+            assert asked(here, f"/../../etc/passwd?{link.query}")[0] == 404
+    with monitor("--no_token", tmp_path / "run") as printed:
         link = urllib.parse.urlsplit(printed)
-        assert link.hostname == "127.0.0.1"
+        assert (link.hostname, link.query) == ("127.0.0.1", "")
         assert asked(link, "/data")[0] == 200
         assert asked(link, "/data", "localhost:6007")[0] == 200
         assert asked(link, "/data", "evil.example:6007")[0] == 400
-        assert asked(link, "/../../etc/passwd")[0] == 404
-    with monitor("--bind=127.0.0.2", tmp_path / "run") as printed:
-        link = urllib.parse.urlsplit(printed)
-        assert (link.hostname, link.query) == ("127.0.0.2", "")
-        assert asked(link, "/data")[0] == 200
-        assert asked(link, "/data", "evil.example:6007")[0] == 400
-    with monitor("--bind=0.0.0.0", tmp_path / "run") as printed:
-        link = urllib.parse.urlsplit(printed)
-        here = urllib.parse.urlsplit(f"http://127.0.0.1:{link.port}")
-        for path in ("/", "/data", "/data?token=", "/data?token=%C3%BF"):
-            assert asked(here, path) == (403, b"Open the whole link that crankshaft monitor has printed.\n")
-        assert asked(here, f"/data?{link.query}")[0] == 200
-        assert asked(here, f"/?{link.query}", "any.example")[0] == 200
     assert set(framed) == {"frame-ancestors 'none'", None}  # None where no application has answered
     with monitor("--allow_host=hub.example.org", tmp_path / "run") as printed:
         link = urllib.parse.urlsplit(printed)
