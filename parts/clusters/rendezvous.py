@@ -207,10 +207,13 @@ class Rendezvous:
 
     An answer has a note, plain JSON, signed for this job: which task of it answers, on which host, and which peers it
     does not reach.
+
+    Args:
+      strangers_are_absent: whether an answer that another job signed, or nobody, is none; else it is a mistake.
     """
 
-    def __init__(self, cluster: Cluster):
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, strangers_are_absent: bool = False):
+        self._cluster, self._strangers_are_absent = cluster, strangers_are_absent
         self._frame = _STARTING
         self._process = secrets.token_hex(8)
         self._note: dict[str, Any] = {"misses": [address for _, address in cluster.peers]}
@@ -254,7 +257,12 @@ class Rendezvous:
         Raises:
           UsageError: a task answers that is another than the cluster names.
         """
-        self._replies = replies = call_all(self._cluster.peers, timeout_seconds, self._cluster.identity)
+        replies = call_all(self._cluster.peers, timeout_seconds, self._cluster.identity)
+        if self._strangers_are_absent:
+            replies = {
+                peer: Reply() if reply.note and not reply.is_signed else reply for peer, reply in replies.items()
+            }
+        self._replies = replies
         for peer, reply in replies.items():
             self._check_identity(peer, reply)
             if reply.note:

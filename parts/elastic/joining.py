@@ -34,10 +34,12 @@ class IncludeWorkers(Periodic):
             threading.Thread(target=self._poll, name="included", daemon=True).start()
 
     def _poll(self) -> None:
-        absent, newcomers = self._cluster.absent, self._cluster.newcomers
+        absent, newcomers, identity = self._cluster.absent, self._cluster.newcomers, self._cluster.identity
         while not self._ended.wait(_POLL_SECONDS):
             returned = [
-                (name, address) for name, address in absent if members.is_waiting(address, self._cluster.addresses)
+                (name, address)
+                for name, address in absent
+                if members.is_waiting(address, identity, self._cluster.addresses)
             ]
             self._waiting = returned + (arrival.newcomers(self._cluster, newcomers) if newcomers else [])
 

@@ -39,10 +39,11 @@ _CALL_SECONDS = 2.0  # for a host that does not answer at all
 _NOTICE_SECONDS = 2.0  # wait for further notices of preemption after the first
 
 
-def is_waiting(address: str, members: Sequence[tuple[str, str]] = ()) -> bool:
-    """Returns whether an agent waits at its task's address to take part in an attempt, and reaches all its members."""
-    note = rendezvous.call(address).note
-    if not (note and _is_agent(note)) or rendezvous.leaves(note):
+def is_waiting(address: str, identity: bytes, members: Sequence[tuple[str, str]] = ()) -> bool:
+    """Returns whether an agent of the job waits at its task's address for an attempt, and reaches all its members."""
+    reply = rendezvous.call(address, identity=identity)
+    note = reply.note
+    if not (note and reply.is_signed and _is_agent(note)) or rendezvous.leaves(note):
         return False
     return not {*map(str, rendezvous.missed(note))} & {address for _, address in members}
 
@@ -70,6 +71,7 @@ class Members:
         self._workers, self._index = workers, workers.index
         self._run_dir, self._least, self._timeout_seconds, self._fits = run_dir, least, timeout_seconds, fits
         self.is_late = self.is_left = False
+        self._has_begun = False  # an attempt
         self._absent: set[int] = set()  # from the last attempt, or leaving: not awaited again
         self._awaited_by: set[int] = set()  # the others of the last attempt
         self._noticed_at = math.inf  # when the first leaving agent was noticed
@@ -87,7 +89,7 @@ class Members:
         """
         began, ran_at, self.is_late = time.monotonic(), -math.inf, False
         self._wait, self._noticed_at = self._new_wait(), math.inf
-        with Rendezvous(self._workers) as here:
+        with self._meet() as here:
             while not is_stopped():
                 notes, runs = self._exchange(here)
                 notes = {number: note for number, note in notes.items() if not rendezvous.leaves(note)}
@@ -129,7 +131,7 @@ class Members:
         """
         began = time.monotonic()
         until = began + _GRACE_SECONDS
-        with contextlib.suppress(UsageError), Rendezvous(self._workers) as here:
+        with contextlib.suppress(UsageError), self._meet() as here:
             while not self.is_late and time.monotonic() < until:
                 notes, runs = self._exchange(here, leaving=True)
                 unaware = {number for number, note in notes.items() if self._index not in self._numbers(note, "absent")}
@@ -140,6 +142,10 @@ class Members:
                 if unaware & runs:
                     until = min(time.monotonic(), began + _READ_SECONDS) + _GRACE_SECONDS
                 time.sleep(_POLL_SECONDS)
+
+    def _meet(self) -> Rendezvous:
+        # A worker that is away has left its port to any program, but not the job's secret.
+        return Rendezvous(self._workers, strangers_are_absent=self._has_begun and bool(self._workers.secret))
 
     def _exchange(self, here: Rendezvous, leaving: bool = False) -> tuple[dict[int, Mapping[str, Any]], set[int]]:
         """Announces who is absent; returns the notes of the others that are here, and the others whose tasks run."""
@@ -165,6 +171,7 @@ class Members:
         return Wait(self._workers.task, self._timeout_seconds)
 
     def _begin_attempt(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
+        self._has_begun = True
         self._absent = {*range(self._workers.num_workers)} - {*members}
         self._awaited_by = {*members} - {self._index}
         return self._workers.subset(members, lock)
@@ -247,7 +254,7 @@ class Members:
     def _await_readers(self, members: Sequence[int]) -> None:
         left = [self._workers.addresses[number][1] for number in members if number != self._index]
         end = time.monotonic() + _READ_SECONDS
-        while time.monotonic() < end and (left := [address for address in left if is_waiting(address)]):
+        while time.monotonic() < end and (left := [at for at in left if is_waiting(at, self._workers.identity)]):
             time.sleep(_POLL_SECONDS)
 
     def _refusal(self, members: Sequence[int]) -> str:
@@ -256,9 +263,9 @@ class Members:
         end = time.monotonic() + _BEGIN_SECONDS
         # Once its agent has left, a member does not answer for a moment; a host that is lost, never.
         while left and time.monotonic() < end:
-            replies = {peer: rendezvous.call(peer[1]) for peer in left}
+            replies = {peer: rendezvous.call(peer[1], identity=self._workers.identity) for peer in left}
             for peer, reply in replies.items():
-                if reason := rendezvous.refusal(reply.note):
+                if reply.is_signed and (reason := rendezvous.refusal(reply.note)):
                     return f"{rendezvous.describe_peers([peer])} has not started: {reason}"
             left = [peer for peer, reply in replies.items() if not reply.answer or _is_agent(reply.note)]
             time.sleep(_POLL_SECONDS)

@@ -34,12 +34,14 @@ def test_objects_are_kubernetes_own(name):
 
 
 def test_the_examples_train_job_is_kubeflows_own():
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install '.[clusters]'").validate
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install '.[clusters]'")
-    runtime, train_job = objects("kubeflow.yaml")
+    runtime, train_job, policy = objects("kubeflow.yaml")
+    validate(policy, "1.33", strict=True)
     assert models.TrainerV1alpha1ClusterTrainingRuntime.from_dict(runtime).to_dict() == runtime
     assert models.TrainerV1alpha1TrainJob.from_dict(train_job).to_dict() == train_job
     # Trainer makes a JobSet of the TrainJob's name, in which Jobs have that, their own, and a number.
-    variables = {each["name"]: each["value"] for each in train_job["spec"]["trainer"]["env"]}
+    variables = {each["name"]: each.get("value", "") for each in train_job["spec"]["trainer"]["env"]}
     host = {"HOSTNAME": "first-node-0-7", "JOB_COMPLETION_INDEX": "7"}
     assert kubernetes.tasks({**variables, **host}).addresses[7] == "first-node-0-7.first:2222"
 
@@ -65,18 +67,30 @@ def test_each_pod_finds_its_task(name, kinds):
     assert discovery.assign_kinds(pods[-1], num_ps, False, {}).kind == [*kinds][-1]
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-def test_only_the_jobs_own_pods_may_reach_its_pods_and_have_its_secret(name):
+def pods_of(name: str) -> list[tuple[dict, dict, list[dict]]]:
+    """Of each Job: its pods' labels, their specification and the variables of their container."""
     found = objects(name)
-    (policy,) = (each["spec"] for each in found if each["kind"] == "NetworkPolicy")
+    if name != "kubeflow.yaml":
+        templates = [job["spec"]["template"] for job in jobs_of(found)]
+        return [(each["metadata"]["labels"], each["spec"], each["spec"]["containers"][0]["env"]) for each in templates]
+    runtime, train_job, _ = found
+    # Trainer makes a JobSet of the TrainJob's name, which labels its pods (jobset's constants.go).
+    labels = {"jobset.sigs.k8s.io/jobset-name": train_job["metadata"]["name"]}
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    return [(labels, job["template"]["spec"]["template"]["spec"], train_job["spec"]["trainer"]["env"])]
+
+
+@pytest.mark.parametrize("name", [*OBJECTS, "kubeflow.yaml"])
+def test_only_the_jobs_own_pods_may_reach_its_pods_which_have_its_secret_and_few_rights(name):
+    (policy,) = (each["spec"] for each in objects(name) if each["kind"] == "NetworkPolicy")
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"] == [{"from": [{"podSelector": policy["podSelector"]}]}]
-    for job in jobs_of(found):
-        template = job["spec"]["template"]
-        assert template["metadata"]["labels"].items() >= policy["podSelector"]["matchLabels"].items()
-        (container,) = template["spec"]["containers"]
-        (secret,) = (each["valueFrom"] for each in container["env"] if each["name"] == "CRANKSHAFT_JOB_SECRET")
+    for labels, pod, variables in pods_of(name):
+        assert labels.items() >= policy["podSelector"]["matchLabels"].items()
+        (secret,) = (each["valueFrom"] for each in variables if each["name"] == "CRANKSHAFT_JOB_SECRET")
         assert secret["secretKeyRef"]["name"] == "first"
+        assert pod["securityContext"].items() >= {"runAsNonRoot": True, "runAsUser": 1000}.items()
+        assert [each["securityContext"]["allowPrivilegeEscalation"] for each in pod["containers"]] == [False]
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(0, 0), (1, 1), (2, 0), (65, 0), (4, 1), (143, 1), (137, 1)])

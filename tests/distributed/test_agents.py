@@ -15,6 +15,7 @@ import pytest
 from crankshaft.parts.elastic.members import is_waiting
 from crankshaft.parts.launchers.children import Children
 from crankshaft.parts.launchers.restarts import has_ended, recorded_restarts
+from crankshaft.runner.host.tasks import Cluster
 from tests import forked
 from tests.distributed import weighing
 from tests.processes import newest_snapshot
@@ -238,6 +239,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
 
     advance()
     workers = start_workers(3, program, until, *flags, *own, *elastic, *sharded)
+    identity = Cluster(tuple((f"worker {number}", at) for number, at in enumerate(workers.addresses)), 0).identity
     outputs = {"shows": lambda: [workers.output(index)[-3000:] for index in range(3)], "pause": 0.5}
     for lost, chief in ((2, 0), (0, 1)):
         all_three = newest(run_dir)
@@ -251,7 +253,7 @@ def test_lost_hosts_are_left_out_and_included_again_in_the_run_of_one_device(sta
         assert two >= all_three
         wait_until(lambda: newest(run_dir) > two or advance(), **outputs)  # noqa: B023
         workers.programs[lost].start()
-        wait_until(lambda: is_waiting(workers.addresses[lost]), **outputs)  # noqa: B023
+        wait_until(lambda: is_waiting(workers.addresses[lost], identity), **outputs)  # noqa: B023
         included = rf"to include worker {lost} \S+, which has come\n"
         wait_until(lambda: look(chief, included) or advance(), *workers.processes, **outputs)  # noqa: B023
     # All wait at a step with a checkpoint, before it is written: the last one's agent holds the state of two steps ago.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 
@@ -23,9 +24,9 @@ NEVER, SOON = PATIENCE, 0.3
 class Job:
     """The agents of some workers, of which attempts begin and end; a batch of 12 divides over 1, 2, 3 or 4 workers."""
 
-    def __init__(self, run_dir, workers: int):
+    def __init__(self, run_dir, workers: int, secret: bytes = b""):
         names = [(f"worker {n}", f"localhost:{port}") for n, port in enumerate(free_ports(workers))]
-        self.clusters = [Cluster(tuple(names), n) for n in range(workers)]
+        self.clusters = [Cluster(tuple(names), n, secret) for n in range(workers)]
         self.run_dir = str(run_dir)
         self.stopped = threading.Event()
         self.noticed: set[int] = set()  # workers whose hosts have a notice of preemption
@@ -57,7 +58,11 @@ class Job:
             self._threads.append(threading.Thread(target=agree, args=[worker]))
             self._threads[-1].start()
             if worker not in self.noticed:
-                wait_until(lambda: worker in self.agreed or is_waiting(self.clusters[worker].address))  # noqa: B023
+                wait_until(lambda: worker in self.agreed or self.is_waiting(worker))  # noqa: B023
+
+    def is_waiting(self, worker: int, members=()) -> bool:
+        cluster = self.clusters[worker]
+        return is_waiting(cluster.address, cluster.identity, members)
 
     def wait(self, *workers: int) -> list:
         wait_until(lambda: all(worker in self.agreed for worker in workers), shows=lambda: str(self.agreed))
@@ -89,8 +94,8 @@ def job(tmp_path, monkeypatch):
     monkeypatch.setattr(members, "_GRACE_SECONDS", 1.0)
     with contextlib.ExitStack() as stack:
 
-        def make(workers: int) -> Job:
-            made = Job(tmp_path, workers)
+        def make(workers: int, secret: bytes = b"") -> Job:
+            made = Job(tmp_path, workers, secret)
             stack.callback(made.end)
             return made
 
@@ -106,11 +111,11 @@ def test_workers_that_do_not_return_are_left_out_until_they_do_even_the_chief(jo
     three.arrive(1, 2, timeout=SOON)
     three.attempt(1, 2)
     three.arrive(0)  # it returns, and waits while the others run
-    wait_until(lambda: is_waiting(three.clusters[0].address))
+    wait_until(lambda: three.is_waiting(0))
     assert 0 not in three.agreed
     three.fail()
     three.arrive(1)
-    wait_until(lambda: is_waiting(three.clusters[1].address))
+    wait_until(lambda: three.is_waiting(1))
     assert 1 not in three.agreed  # worker 2 was in the last attempt, so it is awaited
     three.arrive(2)
     three.attempt(0, 1, 2)
@@ -127,11 +132,29 @@ def test_who_is_known_to_be_away_is_not_awaited_again(job):
     three.attempt(0, 1)
 
 
+def test_a_stranger_at_the_port_of_a_worker_that_is_away_is_heard_only_before_the_first_attempt(job):
+    """It answers as an agent that waits, and as a task that has found a mistake, without the job's secret."""
+    three = job(3, b"a secret of sixteen")
+    stranger = dataclasses.replace(three.clusters[2], secret=b"")
+    with Rendezvous(stranger):
+        three.arrive(0, 1)
+        assert all("of another job" in str(error) for error in three.wait(0, 1))
+    three.agents.clear()
+    three.arrive(0, 1, timeout=SOON)
+    three.attempt(0, 1)
+    with Rendezvous(stranger) as there:
+        there.announce({"absent": [], "misses": [], "refuses": "nothing"})
+        assert not three.is_waiting(2)  # so no attempt ends to include it
+        three.fail()
+        three.arrive(0, 1)
+        three.attempt(0, 1)
+
+
 def test_the_largest_number_that_divides_the_batch_continues(job):
     five = job(6)
     five.arrive(0, 1, 3, 4, 5, timeout=SOON)
     five.attempt(0, 1, 3, 4)
-    wait_until(lambda: is_waiting(five.clusters[5].address))  # one too many is not lost
+    wait_until(lambda: five.is_waiting(5))  # one too many is not lost
 
 
 def test_others_wait_for_further_notices_of_preemption_and_no_such_worker(job, monkeypatch):
@@ -205,7 +228,7 @@ def test_workers_that_do_not_reach_each_other_are_not_in_one_attempt(job, tmp_pa
         assert agent.connected(notes) == connected
     with Rendezvous(four.clusters[2]) as waiting:
         waiting.announce({"absent": [], "misses": [addresses[1]]})
-        assert [is_waiting(addresses[2], [("", addresses[other])]) for other in (0, 1)] == [True, False]
+        assert [four.is_waiting(2, [("", addresses[other])]) for other in (0, 1)] == [True, False]
 
 
 def test_a_lock_that_does_not_hold_on_all_hosts_is_refused(job, tmp_path):
@@ -231,7 +254,7 @@ def test_too_few_end_with_a_line_and_a_lock_that_another_holds_too(job, tmp_path
     held.acquire()
     two = job(2)
     two.arrive(0, 1)
-    wait_until(lambda: all(is_waiting(each.address) for each in two.clusters))
+    wait_until(lambda: all(map(two.is_waiting, (0, 1))))
     held.release()
     two.attempt(0, 1)
 
@@ -241,7 +264,7 @@ def test_time_counts_only_while_no_attempt_runs(job, tmp_path):
     with Rendezvous(two.clusters[0]):  # its task is here, without its agent
         running.acquire()
         two.arrive(1, timeout=SOON)
-        wait_until(lambda: is_waiting(two.clusters[1].address))
+        wait_until(lambda: two.is_waiting(1))
         time.sleep(6 * SOON)
         assert 1 not in two.agreed
         running.release()
