@@ -20,6 +20,7 @@ from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shard_files import check_same_features, data_from_splits
 
 _SAMPLED_FILES = 8
+_MOST_BYTES = 1 << 31  # of an Example, as of any message of protobuf's
 
 
 def are_gzip(paths: list[str]) -> bool:
@@ -84,6 +85,8 @@ def _record(file: gzip.GzipFile, head: bytes) -> bytes:
     length = np.frombuffer(head[:8].ljust(8, b"\0"), "<u8")
     if len(head) == HEADER_BYTES and checksums.length_checksums(length) != np.frombuffer(head[8:], "<u4"):
         raise gzip.BadGzipFile("the checksum of a record's length differs")
+    if length[0] >= _MOST_BYTES:
+        raise gzip.BadGzipFile(f"a record says that it has {length[0]:,} bytes, and none has that many")
     record, foot = file.read(int(length[0])), file.read(FOOTER_BYTES)
     if len(head) + len(record) + len(foot) < HEADER_BYTES + int(length[0]) + FOOTER_BYTES:
         raise EOFError("it ends within a record")

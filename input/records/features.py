@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ from . import tfds
 
 NAME = "features.json"
 STORED = ("bytes", "float", "int64")
+_MOST_VALUES = 1 << 31  # a record has fewer bytes
 _CURE = "see docs/files.md for its contents"
 
 
@@ -155,9 +157,10 @@ def read_json(paths: list[str]) -> tuple[str, dict | None]:
             continue
         try:
             content = json.loads(Files([path]).read(0))
+            json.dumps(content, ensure_ascii=False).encode()  # half a character, which JSON can escape, is no name
         except UnicodeDecodeError:
             raise InputError(f"{path} is not text; {_CURE}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not JSON ({error}); mend it") from None
         if tfds.is_tfds(content):
             return path, content
@@ -176,7 +179,11 @@ def _from_json(path: str, content: dict, label: str, weight: str) -> Features:
             raise InputError(f"{path}: {name} is {entry!r:.40}; give its shape, dtype and storage")
         dtype = _dtype(f"{path}: {name}", entry.get("dtype", ""))
         shape = entry.get("shape", [])
-        if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
+        if (
+            not isinstance(shape, list)
+            or not all(isinstance(size, int) and 0 <= size < _MOST_VALUES for size in shape)
+            or math.prod(shape) >= _MOST_VALUES
+        ):
             raise InputError(f"{path}: {name} has shape {shape!r:.40}; give a list of sizes, e.g. [28, 28, 1]")
         default = "float" if dtype == np.float32 else "int64" if dtype == np.int64 else "bytes"
         stored = entry.get("stored", default)

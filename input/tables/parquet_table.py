@@ -15,6 +15,7 @@ import numpy as np
 
 from ...engine import logging
 from ...engine.errors import SourceError, importing
+from ...engine.machine import memory
 from ..checks import InputError
 from ..files import listing, storage
 from . import values as decoding
@@ -22,7 +23,7 @@ from .csv_types import AS_TEXT, Converter, Finder, Unfit
 from .folders import TableFiles
 from .values import EXACT_FLOAT32, EXACT_FLOAT64, Column, Texts
 
-_LARGE_GROUP_BYTES = 16 << 20
+_LARGE_GROUP_BYTES, _LOOKED_AT_BYTES = 16 << 20, 1 << 28
 _IDLE_READERS = 16  # files kept open between reads
 _MOST_INT64 = 2**63 - 1
 # The kinds of values in folders' names, by those of `csv_types`.
@@ -112,6 +113,7 @@ class ParquetTable:
     def read(self, group: int, names: Sequence[str]) -> Group:
         """Reads columns of a row group; thread-safe. Raises `SourceError`."""
         number, row_group = self._groups[group]
+        self._check_memory(group, names)
         values = Group({}, {}, {})
         try:
             for name, array in self._arrays(group, names).items():
@@ -120,6 +122,19 @@ class ParquetTable:
         except (self._pa.ArrowException, OSError) as error:
             raise self._unreadable(SourceError, number, row_group, error) from None
         return values
+
+    def _check_memory(self, group: int, names: Sequence[str]) -> None:
+        """Raises `SourceError` if columns of a row group do not fit into memory: their file may be very small."""
+        columns = [self.column(name) for name in names]
+        width = sum(4 if each.kind == "text" else each.dtype.itemsize * math.prod(each.known_shape) for each in columns)
+        needed = width * int(self.group_rows[group])
+        if needed > _LOOKED_AT_BYTES and needed > (free := memory.available_bytes()):
+            number, row_group = self._groups[group]
+            raise SourceError(
+                f"{self.source.paths[number]}: row group {row_group} has {self.group_rows[group]:,} rows, which take "
+                f"{needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} are free; write smaller row groups "
+                "(row_group_size=4096)"
+            )
 
     def _arrays(self, group: int, names: Sequence[str]) -> dict[str, Any]:
         """Reads columns of a row group as `pyarrow`'s. Raises its errors, and `SourceError`."""

@@ -111,6 +111,8 @@ def parse_words(
                 f"{part} in the file of {config}, or define a flag for it"
             ) from None
         raise _unknown(error.flagname, [*fields, *(script_flag_names() if script_flags is not None else ())]) from None
+    except RecursionError:  # by absl, which looks for flags of similar names
+        raise UsageError("the name of a flag is longer than any flag's; see --help") from None
     except (flags.Error, ValueError) as error:
         raise UsageError(f"{' '.join(str(error).removeprefix('flag ').split())}; see --help") from None
     given = {}

@@ -200,7 +200,7 @@ def _locked(
     if others and not os.path.exists(path):
         raise UsageError(f"--output_dir={folder} has other files in it ({others[0]}); give another folder")
     # To append: a plan that is there is neither emptied nor replaced before the lock on it is held.
-    with open(open_lock(path, os.O_RDWR | os.O_APPEND), "r+", encoding="utf-8") as file:
+    with open(open_lock(path, os.O_RDWR | os.O_APPEND), "r+", encoding="utf-8", errors="replace") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             if not lock_descriptor(file.fileno(), blocking=False):
                 raise UsageError(f"--output_dir={folder} is written by another process; wait for it")

@@ -39,7 +39,7 @@ def load_keras_weights(path: str, model: keras.Model) -> int:
     fix = "build the model that it is of, or take single layers from it in build_model"
     try:
         model.load_weights(path)
-    except ValueError as error:
+    except (OSError, KeyError, ValueError, RuntimeError) as error:
         problem = re.sub(_LEFT_OUT, "", " ".join(str(error).split()))
         raise CheckpointError(f"{path} does not fit model {model.name}: {problem}; {fix}") from error
     # Keras does not look for these.
@@ -83,6 +83,6 @@ def _read_layers(path: str) -> dict[str, tuple[str, int]]:
                 file = h5py.File(path)
             refuse_other_files(stack.enter_context(file))
             file.visititems(visit)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:  # h5py's are of any of these
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return layers

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import pathlib
 import re
+import struct
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,6 +18,8 @@ import tensorflow as tf
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import array_record, csv, parquet, text, tfrecord
 from crankshaft.input.checks import InputError
+from crankshaft.input.records import checksums
+from crankshaft.input.tables import parquet_table
 from tests.input import test_array_record, test_csv, test_images, test_parquet, test_tfrecord
 
 
@@ -155,3 +160,38 @@ def test_a_damaged_row_group_is_named_and_those_before_it_are_read(tmp_path):
     source.read(np.arange(24))
     with pytest.raises(SourceError, match=r"part-0.parquet: row group 3 can't be read \(.*\); restore the file"):
         source.read(np.arange(len(source)))
+
+
+def test_a_small_parquet_file_that_unpacks_to_more_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    table = test_parquet.pa.table({"x": np.zeros(40_000_000, bool), "label": np.zeros(40_000_000, bool)})
+    test_parquet.pq.write_table(table, tmp_path / "a.parquet", row_group_size=1 << 30)
+    assert (tmp_path / "a.parquet").stat().st_size < 1_000_000
+    source = parquet.load(str(tmp_path), 0, label="label").train
+    monkeypatch.setattr(parquet_table.memory, "available_bytes", lambda: 2.0**28)
+    line = (
+        r"a.parquet: row group 0 has 40,000,000 rows, which take \d.\d GiB of memory, and 0.2 are free; write smaller"
+    )
+    with pytest.raises(SourceError, match=line):
+        source.read(np.arange(10))
+
+
+@pytest.mark.parametrize("length", [1 << 62, 1 << 40, (1 << 64) - 1])
+def test_a_record_that_says_it_is_larger_than_any_is_refused_before_it_is_read(tmp_path, length):
+    said = np.array([length], np.uint64)
+    record = said.tobytes() + checksums.length_checksums(said).tobytes() + bytes(200)
+    (tmp_path / "a.tfrecord").write_bytes(record)
+    with pytest.raises(InputError, match=r"a.tfrecord is truncated: record 0 \(byte 0\) has 212 bytes left of it"):
+        tfrecord.load(str(tmp_path / "a.tfrecord"), 0)
+    (tmp_path / "a.tfrecord.gz").write_bytes(gzip.compress(record))
+    with pytest.raises(InputError, match=f"says that it has {length:,} bytes, and none has that many; restore it"):
+        tfrecord.load(str(tmp_path / "a.tfrecord.gz"), 0)
+
+
+def test_a_picture_that_says_it_is_large_is_not_decoded(tmp_path):
+    content = bytearray(test_images.png(1))
+    content[16:24] = struct.pack(">II", 60_000, 60_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    test_images.write(tmp_path / "a" / "1.png", bytes(content))
+    source, only = test_images.loaded(tmp_path).train, np.array([0])
+    with pytest.raises(BadRecordError, match="has 3,600,000,000 pixels, and `max_pixels` allows 50,000,000"):
+        source.verify(only, source.read(only))

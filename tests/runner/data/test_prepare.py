@@ -199,10 +199,12 @@ def test_only_shards_are_removed_and_a_file_of_another_program_is_never_replaced
         assert f"{out}/prepare.json is not what crankshaft prepare writes there; give another folder" in error
     assert precious.read_text() == "thesis"
     assert len([*out.rglob("*.tfrecord")]) == 3
-    for text in ("alias", '{"plan": [1]}', '{"a": 1}', "[" * 100_000):
-        (out / "prepare.json").write_text(text)
-        assert prepared(*call)[0] == 2
-        assert (out / "prepare.json").read_text() == text
+    for content in (b"alias", b'{"plan": [1]}', b'{"a": 1}', b"[" * 100_000, b'\xff{"plan"'):
+        (out / "prepare.json").write_bytes(content)
+        code, _, error = prepared(*call)
+        assert code == 2
+        assert f"{out}/prepare.json is not what crankshaft prepare writes there" in error
+        assert (out / "prepare.json").read_bytes() == content
     (out / "prepare.json").unlink()
     (out / "prepare.json").symlink_to(precious)
     code, _, error = prepared(*call)
