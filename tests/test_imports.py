@@ -399,3 +399,22 @@ def test_what_is_right_is_let_through(tmp_path):
     plant(tmp_path, "launch/a.py", "import os\nfrom absl import flags\nmark = 'best', os.environ['A']\n")
     plant(tmp_path, "tests/a.py", "class A:\n    def __init__(self):\n        self._b = a._replace()\n")
     assert [fault for rule in RULES.values() for fault in rule(tmp_path)] == []
+
+
+@pytest.mark.holds("Data is parsed, never unpickled")
+def test_nothing_is_unpickled_and_code_is_executed_only_of_the_users_files():
+    """No file of data is: what makes objects of bytes is neither imported nor called."""
+    executed = set()
+    for path in source_files(ROOT):
+        if path.parts[0] == "benchmarks":
+            continue
+        nodes = [*ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))]
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        unpickling = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
+        assert not unpickling & {name.partition(".")[0] for name in names}, path
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        assert "allow_pickle" not in {word.arg for call in calls for word in call.keywords}, path
+        if {"eval", "exec"} & {call.func.id for call in calls if isinstance(call.func, ast.Name)}:
+            executed.add(path.as_posix())
+    assert executed == {"parts/launchers/template.py", "runner/command_line/user_files.py"}

@@ -297,6 +297,7 @@ def no_longer_than(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.holds("an input file", "Bytes that are changed")
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_with_other_bytes_is_a_line_or_its_values(tmp_path, name):
     case = FILES[name](tmp_path)

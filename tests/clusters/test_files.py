@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -80,6 +81,7 @@ def pods_of(name: str) -> list[tuple[dict, dict, list[dict]]]:
     return [(labels, job["template"]["spec"]["template"]["spec"], train_job["spec"]["trainer"]["env"])]
 
 
+@pytest.mark.holds("Kubernetes, by [the files in examples]", "For Kubernetes you make a")
 @pytest.mark.parametrize("name", [*OBJECTS, "kubeflow.yaml"])
 def test_only_the_jobs_own_pods_may_reach_its_pods_which_have_its_secret_and_few_rights(name):
     (policy,) = (each["spec"] for each in objects(name) if each["kind"] == "NetworkPolicy")
@@ -107,6 +109,14 @@ def test_words_reach_a_task_of_slurm_as_they_were_given(tmp_path):
     words = ["my.py", "--note=a\nb", '--text=it\'s "$HOME" $(id) `id`; #\\', "--run_dir=/runs/a b"]
     script(tmp_path, 'shift 2; printf "%s|" "$@"', "true")
     assert run_script(tmp_path, *words).stdout == "".join(f"{word}|" for word in words)
+
+
+@pytest.mark.holds("`crankshaft local` and [examples/slurm.sh]")
+def test_slurms_script_makes_a_secret_of_each_job(tmp_path):
+    script(tmp_path, "echo $CRANKSHAFT_JOB_SECRET", "true")
+    first, second = (run_script(tmp_path, "crankshaft", "train").stdout for _ in range(2))
+    assert re.fullmatch(r"[0-9a-f]{64}\n", first)
+    assert first != second
 
 
 def test_a_script_without_a_command_is_one_line(tmp_path):

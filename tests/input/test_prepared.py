@@ -188,6 +188,7 @@ def test_a_lock_that_another_user_has_left_is_taken_or_named(shared, mode):
         os.seteuid(0)
 
 
+@pytest.mark.holds("Who may only read a run's folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
 def test_users_of_a_folder_that_one_alone_may_write_to_do_not_wait_for_one_another(shared, monkeypatch):
     """Else whoever may read it could hold the lock for ever."""
@@ -233,6 +234,7 @@ def test_files_in_a_read_only_folder_are_prepared_in_a_temporary_one_of_this_use
         os.seteuid(0)
 
 
+@pytest.mark.holds("In a sticky folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
 @pytest.mark.parametrize(
     ("mode", "owner", "is_read"), [(0o1777, 2002, False), (0o1777, 3003, True), (0o777, 2002, True)]

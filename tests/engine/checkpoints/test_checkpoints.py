@@ -317,6 +317,7 @@ def test_what_no_manifest_can_be_read_with_is_an_error_at_the_call(tmp_path, hos
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.holds("A run removes old checkpoints", "Links there are refused")
 def test_a_folder_that_becomes_a_link_leads_to_no_other_runs_checkpoints(tmp_path):
     """Whoever may write to a run's folder could have them removed."""
     saved(tmp_path / "own", [1, 2], keep=2)

@@ -48,6 +48,7 @@ DAMAGES = [
 ]
 
 
+@pytest.mark.holds("A manifest's SHA-256 sums")
 @pytest.mark.parametrize(("file", "damage", "found"), DAMAGES)
 def test_a_damaged_file_costs_its_checkpoint_alone_and_is_named_in_one_line(tmp_path, caplog, file, damage, found):
     directory = tmp_path / "checkpoints"
@@ -162,6 +163,7 @@ def test_a_step_that_is_written_again_in_fewer_files_leaves_none_of_the_others(t
     assert more not in names(tmp_path)
 
 
+@pytest.mark.holds("Other checkpoint files there")
 @pytest.mark.parametrize("name", ["ckpt-0.index", "model-7.data-00000-of-00001", "checkpoint"])
 def test_files_of_checkpoints_that_are_not_known_are_refused_by_name_and_stay(tmp_path, name):
     state = make_state()
@@ -317,6 +319,7 @@ def recorded(name):
     return {name: {"bytes": 3, "sha256": "0" * 64}}
 
 
+@pytest.mark.holds("A run removes old checkpoints")
 @pytest.mark.parametrize("name", ["../../victim", "../../victim/file", "{victim}", "ckpt-1.index", "notes", "..", ""])
 def test_a_manifest_that_names_other_files_is_none_and_they_stay(tmp_path, caplog, name):
     """Swept or cleaned away, resumed or not: what it names is of nobody's concern here."""

@@ -291,6 +291,7 @@ def test_who_asks_where_nobody_answers_gets_one_line(asked, tmp_path):
     assert [path.name for path in (tmp_path / "quiet").iterdir()] == ["events.jsonl"]
 
 
+@pytest.mark.holds("`crankshaft ask` | who")
 def test_only_small_regular_files_of_known_words_are_requests(tmp_path):
     requests = Requests(str(tmp_path / "ask"), lambda kind, task: task is None)
     assert requests.take() == []
@@ -357,6 +358,7 @@ def test_a_flood_of_requests_delays_no_later_one(tmp_path):
     assert sorted(taken) == [*names, "ffffffffffffffff"]  # each once
 
 
+@pytest.mark.holds("Nothing that arrives")
 def test_what_anyone_may_have_written_into_a_run_acts_on_no_terminal(crank, asked, tmp_path):
     lines = [
         {"event": "end", "step": "5"},

@@ -182,6 +182,15 @@ def test_tasks_are_coordinator_workers_servers_evaluator_in_this_order():
         discovery.assign_kinds(tasks, 4, True, {})
 
 
+@pytest.mark.holds("yourself, Slurm or Ray, on several hosts")
+def test_who_reaches_tasks_on_several_hosts_is_said(capsys):
+    (port,) = free_ports(1)
+    addresses = (("worker 0", f"127.0.0.1:{port}"), ("worker 1", "192.0.2.1:1"))
+    arrival.arrive(Cluster(addresses, 0), 1.0)
+    line = "TensorFlow's servers listen on all interfaces and trust whoever calls: close the tasks' ports to all others"
+    assert line in capsys.readouterr().out
+
+
 def test_a_host_without_an_address_is_named_once_it_was_waited_for():
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):

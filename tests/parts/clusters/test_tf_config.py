@@ -156,6 +156,7 @@ def test_own_port_in_use_is_named(where):
     rendezvous.check_bindable(mine)
 
 
+@pytest.mark.holds("`--bind=ADDRESS` is where")
 def test_bind_is_the_one_address_at_which_a_task_waits_for_its_peers():
     (port,) = free_ports(1)
     mine = dataclasses.replace(on_this_host([port]), bind="127.0.0.2")

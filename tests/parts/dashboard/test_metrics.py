@@ -339,6 +339,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.holds("Pages and metrics accept 16")
 def test_connections_that_send_nothing_take_few_descriptors_and_no_scrapes_turn(monkeypatch):
     with metrics.serving(0, "", lambda: None, {"model": "a"}) as port, contextlib.ExitStack() as stack:
         before, link = open_files(), f"http://127.0.0.1:{port}/metrics"
@@ -366,6 +367,7 @@ def test_the_last_descriptors_are_the_runs():
             resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
+@pytest.mark.holds("[`--metrics_port`]")
 def test_only_a_request_to_this_host_by_its_name_or_an_address_is_answered():
     here = ["127.0.0.1:9100", "[::1]:9100", "localhost", "10.1.2.3", f"{socket.gethostname()}:1"]
     with metrics.serving(0, "", lambda: None, {"model": "a"}) as port:

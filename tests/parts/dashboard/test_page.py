@@ -6,6 +6,7 @@ import json
 import os
 import urllib.parse
 
+import pytest
 from IPython.core.formatters import HTMLFormatter
 
 from benchmarks.browser import monitor
@@ -31,6 +32,7 @@ def add(path, *lines):
         file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
+@pytest.mark.holds("A content security policy")
 def test_a_live_run_moves_and_a_stopped_worker_turns_red(opened, tmp_path):
     path = tmp_path / NAMED / "events.jsonl"
     lines = list(events(0, begin=4e9))  # in a time to come: nobody calls it late
@@ -232,6 +234,7 @@ def test_results_stand_beside_each_other_with_the_comparison_to_the_baseline(ope
     assert opened.errors == []
 
 
+@pytest.mark.holds("The page follows no link")
 def test_no_link_leads_out_of_a_run(tmp_path):
     """As `logs -> /proc/self` would, and a log, a record or a result that is a link."""
     secret, run_dir = tmp_path / "secret", tmp_path / "run"
@@ -255,6 +258,7 @@ def test_no_link_leads_out_of_a_run(tmp_path):
     assert RecordedRun(str(run_dir)).shown(60)["view"]["logs"] == {"c": "whole"}
 
 
+@pytest.mark.holds("The page follows no link")
 def test_a_run_that_becomes_a_link_while_the_page_is_served_shows_nothing_of_where_it_leads(tmp_path):
     """Whoever owns a folder of runs may exchange one; the folder that the user has named may be a link."""
     (tmp_path / "private" / "logs").mkdir(parents=True)
@@ -290,6 +294,12 @@ def test_a_log_that_becomes_a_link_while_it_is_read_is_not_followed(tmp_path, mo
     assert RecordedRun(str(tmp_path)).shown(60)["view"]["logs"] == {"a": "it is a link\n"}
 
 
+@pytest.mark.holds(
+    "`crankshaft monitor` | on this machine",
+    "`crankshaft monitor --bind=",
+    "`crankshaft monitor --allow_host=",
+    "`crankshaft monitor --no_token`",
+)
 def test_only_who_has_the_link_is_answered(tmp_path):
     write(tmp_path / "run" / "events.jsonl", itertools.islice(events(0), 10))
 

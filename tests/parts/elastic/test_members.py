@@ -132,6 +132,7 @@ def test_who_is_known_to_be_away_is_not_awaited_again(job):
     three.attempt(0, 1)
 
 
+@pytest.mark.holds("In a job with `--min_workers` and a secret")
 def test_a_stranger_at_the_port_of_a_worker_that_is_away_is_heard_only_before_the_first_attempt(job):
     """It answers as an agent that waits, and as a task that has found a mistake, without the job's secret."""
     three = job(3, b"a secret of sixteen")

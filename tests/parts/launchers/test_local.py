@@ -174,6 +174,7 @@ def test_logs_that_cannot_be_written_do_not_stop_the_job(local, tmp_path):
     assert_says(outcome.error, "worker 1 ended with exit code 1; ... ; its last lines:")
 
 
+@pytest.mark.holds("Links there are refused")
 def test_a_log_is_written_through_no_link_and_waits_for_no_reader(local, tmp_path):
     (tmp_path / "victim").write_text("dear")
     (tmp_path / "logs").mkdir()
@@ -336,6 +337,11 @@ def secrets_of(tmp_path) -> set[str]:
     return {(tmp_path / f"secret-{index}").read_text() for index in (0, 1)}
 
 
+@pytest.mark.holds(
+    "With several processes, TensorFlow's servers",
+    "`CRANKSHAFT_JOB_SECRET`, with which",
+    "`crankshaft local` and [examples/slurm.sh]",
+)
 def test_a_jobs_tasks_have_one_secret_that_nobody_else_is_told(local, tmp_path):
     run_dir = tmp_path / "run"
     outcome = local(SAYS_ITS_SECRET, own=(f"--run_dir={run_dir}",)).wait().ok()
@@ -355,6 +361,7 @@ def test_a_secret_that_is_given_is_the_jobs(local, tmp_path, monkeypatch):
     assert secrets_of(tmp_path) == {"given by its owner"}
 
 
+@pytest.mark.holds("`crankshaft local` in [a network of its own]")
 def test_tasks_with_a_network_of_their_own_meet_there_and_nowhere_else(tmp_path):
     if not _is_allowed():
         pytest.skip("this kernel or container gives no process a network of its own")
@@ -364,6 +371,7 @@ def test_tasks_with_a_network_of_their_own_meet_there_and_nowhere_else(tmp_path)
     assert done.stdout.count("met over ['lo'] as ") == 2, done.stderr
 
 
+@pytest.mark.holds("`crankshaft local` (or yourself")
 @pytest.mark.slow  # two clusters that train
 @pytest.mark.skipif(not (shutil.which("ip") and shutil.which("unshare")), reason="no tools for network namespaces")
 @pytest.mark.parametrize("tasks", [{"worker 0", "worker 1"}, {"chief", "worker 0", "ps 0"}], ids=["workers", "servers"])
@@ -408,6 +416,7 @@ def test_a_secret_that_can_be_guessed_is_refused(monkeypatch):
     assert "1234567890123456" not in repr(found)
 
 
+@pytest.mark.holds("the folder that you give a command in")
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no -P")
 def test_no_child_imports_modules_of_the_folder_that_a_command_is_given_in(tmp_path):
     """Those of an unpacked data set, for example. A program of the user's has its own folder."""

@@ -9,6 +9,7 @@ from crankshaft.parts.launchers import output
 from tests.limits import files_no_larger_than
 
 
+@pytest.mark.holds("Nothing that arrives")
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [

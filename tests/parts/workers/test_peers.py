@@ -108,6 +108,7 @@ def test_the_reason_of_an_end_arrives_up_to_its_length(end_reason, heard, secret
     assert found.end_reason == heard
 
 
+@pytest.mark.holds("`--bind=ADDRESS` is where")
 @pytest.mark.parametrize(("bind", "free"), [("", []), ("127.0.0.2", ["127.0.0.1"])])
 def test_bind_is_the_one_address_at_which_a_worker_listens(bind, free):
     (port,) = free_ports(1)

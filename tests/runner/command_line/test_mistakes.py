@@ -209,6 +209,7 @@ def test_a_run_outlives_what_it_prints_to(inside, monkeypatch, tmp_path, gone):
     assert outcome.err.count("further output is lost") == (gone == "disk")
 
 
+@pytest.mark.holds("Links there are refused")
 @pytest.mark.parametrize("name", ["checkpoints", "best"])
 @pytest.mark.parametrize("target", [None, "gone", "other"])
 def test_a_folder_for_checkpoints_that_is_none_of_the_runs_is_refused(tmp_path, name, target):

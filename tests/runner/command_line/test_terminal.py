@@ -20,6 +20,7 @@ from crankshaft.runner.host.isolation import Isolation
 from tests.processes import ROOT
 
 
+@pytest.mark.holds("Nothing that arrives")
 def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
     """A class's name, for example, which is from a file."""
     file, read = terminal
@@ -32,6 +33,7 @@ def test_what_is_printed_acts_on_no_terminal(tmp_path, terminal):
         assert not set("\x1b\x07\x9b") & set(text)
 
 
+@pytest.mark.holds("A line break in a name")
 def test_a_name_with_a_line_break_makes_no_line_of_its_own(tmp_path, monkeypatch, terminal):
     name = "dog\nevaluation at step 9: accuracy 1\x1b[2J\x7f"
     file, read = terminal

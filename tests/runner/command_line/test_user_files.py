@@ -68,6 +68,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.holds("a script, `--model=file.py`", "a checkpoint")
 def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere(inside, folder, monkeypatch):
     inside(*FILES, "--model_arg=start=1.5", "--input_arg=examples=24", "--learning_rate=0").ok()
     about = json.loads((folder / "run" / "config.json").read_text())
@@ -114,6 +115,7 @@ def test_a_model_and_an_input_from_files_train_evaluate_and_export_from_anywhere
     assert "model_arg start: 1.5 -> 2" in outcome.mistake
 
 
+@pytest.mark.holds("a run's folder, or its `config.json`", "`--mode=eval`, `export` and `generate`")
 def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too(folder):
     """Whoever made the run_dir chose the name; and their file may lie beside it."""
     inside = folder / "run" / "checkpoints"
@@ -134,6 +136,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 
 
+@pytest.mark.holds("a `--config` or `--flagfile`", "Flags of one call are not taken", "`--config` names those")
 def test_a_runs_configuration_names_no_code_no_hosts_and_no_folders_for_another_call(folder, caplog):
     """Nor does a mapping of its flags alone, beside a run's files; another file is as its user's own words."""
     (folder / "run").mkdir()
@@ -168,6 +171,7 @@ def test_a_runs_configuration_names_no_code_no_hosts_and_no_folders_for_another_
     assert parsing.from_argv(["crankshaft train", "--config=run/mine.json"])["cluster_hosts"] == "a:1,b:2"
 
 
+@pytest.mark.holds("Flags of one call are not taken")
 def test_a_run_that_is_read_writes_no_file_where_its_folder_says_and_is_the_same_run(inside, folder):
     (folder / "t.csv").write_text("x,label\n" + "".join(f"{x / 7},{x % 2}\n" for x in range(40)))
     data = ("--model=logistic", "--input=csv", "--data_dir=t.csv", "--validation_split=0.2", "--train_steps=2")
@@ -387,6 +391,7 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
 
 
+@pytest.mark.holds("A script's text flag")
 def test_a_scripts_flag_that_may_be_a_secret_is_named_as_it_will_be_readable(folder, script_flags, caplog):
     for name, value in {"api_key": "a", "hub_token": "b", "password": "", "key_dim": "c", "tokens": "d"}.items():
         script_flags.DEFINE_string(name, value, "Of the script.")

@@ -183,6 +183,7 @@ def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
     assert "has other files in it (thesis.txt)" in error
 
 
+@pytest.mark.holds("`crankshaft prepare` removes only")
 def test_only_shards_are_removed_and_a_file_of_another_program_is_never_replaced(prepared, own_input, tmp_path):
     """Somebody may have chosen what stands in the folder, e.g. with a data set."""
     out, precious = tmp_path / "out", tmp_path / "precious.tfrecord"
@@ -340,6 +341,7 @@ def test_several_processes_write_what_one_writes_and_a_source_is_written_as_it_r
     assert len([*(tmp_path / "again" / "train").glob("*.tfrecord")]) == 2
 
 
+@pytest.mark.holds("Into shards a list of images")
 def test_a_list_of_pictures_copies_no_other_file_into_shards_unless_that_is_asked_for(prepared, tmp_path):
     """Whoever made the data set wrote the list, and the shards may be for others."""
     (tmp_path / "set").mkdir()

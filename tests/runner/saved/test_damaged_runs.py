@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import shutil
+import socket
 
 import pytest
 import tensorflow as tf
@@ -30,6 +32,7 @@ QUIET = ("--jit=off", "--progress=plain")
 TRAIN = (*RUN, *QUIET, "--mode=train")
 OTHERS = [None, [], -1, 10**300, 1.5, True, "x", {"a": {"b": [1]}}, "NaN", [[[]]], "a\nerror: b\x1b[31m"]
 # What another call does not take from the run's flags, whatever they say.
+KINDS = ("tcp", "tcp6", "udp", "udp6")
 UNREAD = set(saved_config.PER_CALL_FLAGS)
 
 
@@ -146,6 +149,7 @@ def test_a_model_that_is_no_configuration_is_told_in_one_line(tmp_path, value):
         model_file.read(str(tmp_path))
 
 
+@pytest.mark.holds("`load_model` refuses layers")
 @pytest.mark.parametrize(
     ("kind", "config"),
     [
@@ -172,6 +176,51 @@ def test_a_configuration_of_a_model_has_keras_load_no_file_unless_the_program_sa
     finally:
         global_state.set_global_attribute("safe_mode_saving", None)
     load_model(tmp_path / "run", trainer_class=mlp.Model)
+
+
+@pytest.mark.holds("Keras makes the model")
+@pytest.mark.parametrize(
+    ("module", "kind", "config"),
+    [
+        ("keras.layers", "Lambda", {"function": {"class_name": "__lambda__", "config": {"code": "4w=="}}}),
+        (
+            "keras.layers",
+            "Dense",
+            {"units": 2, "activation": {"module": "os", "class_name": "function", "config": "system"}},
+        ),
+        ("subprocess", "Popen", {"args": ["false"]}),
+    ],
+)
+def test_a_configuration_of_a_model_has_keras_make_no_code_and_no_class_of_another(
+    finished, tmp_path, module, kind, config
+):
+    shutil.copytree(finished(*TRAIN).folder, tmp_path / "run")
+    described = json.loads((tmp_path / "run" / "model.json").read_text())
+    described["model_is_forward"] = True
+    described["keras"]["config"]["layers"].append({"module": module, "class_name": kind, "config": config})
+    (tmp_path / "run" / "model.json").write_text(json.dumps(described))
+    with pytest.raises(UsageError, match=r"^Keras can't make this run's model from its configuration"):
+        load_model(tmp_path / "run")
+
+
+@pytest.mark.holds("A run of one process opens no port")
+def test_a_run_of_one_process_listens_nowhere(inside):
+    def sockets() -> set[str]:
+        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        return {os.readlink(link) for link in links if os.path.lexists(link)}
+
+    def ports() -> list[str]:
+        """The addresses at which this process listens, or receives datagrams."""
+        lines = [
+            line.split() for kind in KINDS for line in pathlib.Path("/proc/net", kind).read_text().splitlines()[1:]
+        ]
+        return [line[1] for line in lines if line[3] in ("0A", "07") and f"socket:[{line[9]}]" in sockets()]
+
+    before, during = ports(), []
+    inside(*RUN, *QUIET, hooks=[every_steps(2, lambda status, means: during.append(ports()))]).ok()
+    assert during == [before, before]
+    with socket.create_server(("127.0.0.1", 0)):
+        assert len(ports()) == len(before) + 1
 
 
 def test_another_runs_checkpoint_is_not_gone_on_with(finished, inside, tmp_path, caplog):
@@ -216,6 +265,7 @@ def test_a_lock_that_is_another_files_name_too_leaves_its_content(tmp_path):
     assert (tmp_path / "victim").read_text() == "dear"
 
 
+@pytest.mark.holds("Links at the paths")
 def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     (tmp_path / "victim").write_text("dear")
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
@@ -321,6 +371,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
+@pytest.mark.holds("A line names a `run_dir`")
 @pytest.mark.parametrize(("mode", "is_named"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
 def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_named):
     os.chmod(run_dir, mode)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import zipfile
 
 import h5py
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.runner.saved.keras_weights import load_keras_weights
 from tests.launch.line import RUN, Line, data
 
 pytestmark = pytest.mark.thorough
@@ -131,6 +133,22 @@ def test_a_file_of_the_older_format_is_refused(inside, tmp_path):
     assert "older format" in inside(*STILL, f"--init_from={tmp_path}/old.h5", trainer=Net, data=data).mistake
 
 
+@pytest.mark.holds("`.keras`, `.weights.h5` as `--init_from`", "With `--init_from=FILE.keras`")
+def test_of_a_keras_file_the_weights_alone_are_read(fitted, tmp_path):
+    """Its configuration may hold code, or be none."""
+    fitted.save(path := str(tmp_path / "net.keras"))
+    with zipfile.ZipFile(path) as whole:
+        weights = whole.read("model.weights.h5")
+    with zipfile.ZipFile(path, "w") as changed:
+        changed.writestr("model.weights.h5", weights)
+        changed.writestr("config.json", '{"module": "os", "class_name": "system", "config": "exit 1"}')
+    model = keras_model()
+    assert load_keras_weights(path, model) == 8
+    for ours, other in zip(model.weights, fitted.weights, strict=True):
+        np.testing.assert_array_equal(ours, other)
+
+
+@pytest.mark.holds("Weights that the file has in other files")
 @pytest.mark.parametrize("kind", ["external", "link", "virtual"])
 def test_a_file_whose_weights_are_in_other_files_is_refused(inside, tmp_path, kind):
     """It would have any file of this user's read as weights."""
