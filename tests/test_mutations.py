@@ -28,15 +28,14 @@ from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.errors import CrankshaftError
 from crankshaft.input import array_record, csv, parquet, text, tfrecord
 from crankshaft.input.files import idx, image_headers
-from crankshaft.parts.benchmark import benchmark_report
-from crankshaft.parts.benchmark.result import VERSION
-from crankshaft.parts.dashboard import plan_file
+from crankshaft.parts.dashboard import plan_file, result_text
 from crankshaft.parts.dashboard.recorded_run import RecordedRun
+from crankshaft.runner.results import SCHEMA
 from crankshaft.runner.saved import keras_weights, model_file
 from tests.engine.checkpoints import checkpoint_cases
 from tests.input import test_array_record, test_csv, test_images, test_mnist_files, test_parquet, test_tfrecord
-from tests.parts.benchmark.test_benchmark_report import RESULT
 from tests.parts.dashboard.test_plan_file import PLAN
+from tests.parts.dashboard.test_result_text import RESULT
 from tests.runner.command_line.test_config import asked, checked
 from tests.waiting import PATIENCE
 
@@ -244,8 +243,8 @@ FILES: dict[str, Callable[[pathlib.Path], Case]] = {
     "model.json": _run_file("model.json", lambda folder: model_file.read(str(folder))),
     "result.json": _run_file(
         "result.json",
-        lambda folder: benchmark_report.read(str(folder / "result.json")),
-        json.dumps({"schema": VERSION, **RESULT}).encode(),
+        lambda folder: result_text.read(str(folder / "result.json")),
+        json.dumps({"schema": SCHEMA, **RESULT}).encode(),
     ),
     "plan.json": _run_file(
         "plan.json", lambda folder: plan_file.read(str(folder / "plan.json")), json.dumps(PLAN).encode()
