@@ -316,7 +316,6 @@ def as_read(about: dict, host_state: dict) -> dict[str, dict]:
     name, record = "a checkpoint", {"about": about, "host_state": host_state}
     try:
         record = json.loads(json.dumps(record, default=_scalar))
-        record = json.loads(_text(record))
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} can't keep {reprlib.repr(host_state)}: {error}") from error
     _check_objects(name, record)

@@ -51,7 +51,7 @@ def make_recorder(
     record = Recorder(log, writer, poller, first_events, began, pauses)
 
     def record_checkpoint(is_best: bool, manifest: Manifest, seconds: float) -> None:
-        size = sum(file["bytes"] for file in manifest.files.values())
+        size = os.path.getsize(manifest.path) + sum(file["bytes"] for file in manifest.files.values())
         path = f"{'best' if is_best else 'checkpoints'}/{manifest.name}"
         record.checkpoint(is_best, path, manifest.step, seconds, size)
 
