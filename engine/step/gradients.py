@@ -172,6 +172,7 @@ class Update:
         loss_scale: Any = None,
     ):
         options, collect_norm = options or trainer.run_context.options, step_context().collect_norm
+        self._owner = f"{type(trainer).__name__}.train_step"
         self._positions: dict[int, list[int]] = {}  # of each variable's gradients: one for each time that it is listed
         for position, variable in enumerate(variables):
             self._positions.setdefault(id(tf_variable(variable)), []).append(position)
@@ -216,6 +217,8 @@ class Update:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")
+        if isinstance(optimizer, tf.keras.optimizers.Optimizer):  # without rates, frozen variables, replicas' slots
+            raise _bare(self._owner, optimizer)
         step_context().applied.mark("Update.apply")
         places = [self._positions[id(tf_variable(variable))] for variable in variables]
         values = [self.gradients.values[place.pop(0) if len(place) > 1 else place[0]] for place in places]
@@ -249,6 +252,14 @@ class Update:
         return {**zero_unless(counts, metrics), **zero_unless(self.finite, norm), "skipped": skipped}
 
 
+def _bare(owner: str, optimizer: Any) -> UsageError:
+    """Makes the error of an optimizer that `make_optimizer` has not made."""
+    return UsageError(
+        f"{owner} updates by a bare {type(optimizer).__name__}; in build, make it by "
+        "crankshaft.make_optimizer(self, variables, optimizer)"
+    )
+
+
 def minimize(
     trainer: Any, batch: Any, losses: Callable[[Any], dict[str, Mean]], optimizers: Mapping[str, Any]
 ) -> dict[str, Mean]:
@@ -279,12 +290,9 @@ def minimize(
       ...     return minimize(self, batch, self.losses, {"loss": self.optimizer, "critic_loss": self.critic_optimizer})
     """
     owner, micro_batches = f"{type(trainer).__name__}.train_step", trainer.run_context.options.micro_batches
-    for name, optimizer in optimizers.items():
+    for optimizer in optimizers.values():
         if not hasattr(optimizer, "trainable"):
-            raise UsageError(
-                f"{owner} minimizes {name!r} by a bare {type(optimizer).__name__}; in build, make it by "
-                "crankshaft.make_optimizer(self, variables, optimizer)"
-            )
+            raise _bare(owner, optimizer)
 
     def compute(micro_batch):
         pairs: dict[str, Any] = {}

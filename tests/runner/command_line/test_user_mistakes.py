@@ -370,6 +370,11 @@ def without_model(self):
     del self.model
 
 
+def with_bare_optimizer(self):
+    Line.build(self)
+    self.optimizer = tf.keras.optimizers.SGD(0.1)
+
+
 def of_the_line(self):
     return (self.line if hasattr(self, "line") else self.model).trainable_variables
 
@@ -423,8 +428,9 @@ METHODS = [
     ({"train_step": step(lambda self: {"a": mean(tf.ones([1]))})}, "Own.train_step returned a, without 'loss' ... nam"),
     (
         {"train_step": lambda self, batch: minimize(self, batch, None, {"loss": tf.keras.optimizers.SGD(0.1)})},
-        "Own.train_step minimizes 'loss' by a bare SGD; in build, make it by crankshaft.make_optimizer(self, vari",
+        "Own.train_step updates by a bare SGD; in build, make it by crankshaft.make_optimizer(self, vari",
     ),
+    ({"build": with_bare_optimizer}, "Own.train_step updates by a bare SGD; in build, make it by crankshaft.make_opt"),
     (
         {"train_step": step(lambda self: self.optimizer.apply_gradients([]))},
         "optimizer adam has no apply_gradients, which would ignore",
