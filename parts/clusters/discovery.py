@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.strategies.registry import CLUSTERED
+from ...runner.command_line import following
 from ...runner.failures import UsageError
 from ...runner.host.tasks import Cluster, Tasks, make_cluster
 from . import kubernetes, slurm, tf_config
@@ -69,7 +70,10 @@ def _tasks_from_flags(
     servers = values["num_ps"]
     has_config = tf_config.is_set(environment) and not values["cluster_hosts"]
     if values["evaluator"] and not servers and not (has_config and tf_config.has_servers(environment)):
-        raise UsageError("evaluator is for num_ps=N parameter servers; add them, or leave it out")
+        raise UsageError(
+            "evaluator is for num_ps=N parameter servers; add them, or leave it out, and evaluate beside the run by "
+            f"{following.FLAGS}"
+        )
     if values["strategy"] == "multi_worker" and servers and "strategy" in given:
         raise UsageError(f"num_ps={servers} is for strategy=parameter_server; use that, or leave one of them out")
     index = values["task_index"]

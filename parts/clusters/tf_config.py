@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 
+from ...runner.command_line import following
 from ...runner.failures import UsageError
 from ...runner.host.tasks import MARK, Cluster, make_cluster
 
@@ -21,7 +22,7 @@ _ALONE = ("chief", "evaluator")  # types with at most one task
 _OTHERS = {
     "ps": "parameter servers belong to strategy=parameter_server; use that, or leave ps out",
     "evaluator": "an evaluator is not part of strategy=multi_worker, whose workers don't know of it; leave it out, or "
-    "give it mode=eval and strategy=one_device, to evaluate what it finds in run_dir",
+    f"give it {following.FLAGS}, by which it evaluates what it finds in run_dir",
 }
 
 

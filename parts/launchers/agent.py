@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...engine import logging
 from ...engine.checkpoints.run_dir import RunDir
-from ...runner.command_line import checks
+from ...runner.command_line import checks, following
 from ...runner.failures import EXIT_FAILED, EXIT_REGROUP, EXIT_TERMINATED, CrankshaftError, UsageError, fail, print_line
 from ...runner.host import locks, process, startup
 from ...runner.host.signals import EXIT_CODES, Handlers
@@ -32,7 +32,7 @@ from ..memory_snapshots.task_memory import TaskMemory, written_line
 from . import template
 from .children import Child, Children, stopped_seconds
 from .restart_loop import Attempt, RestartLoop
-from .restarts import WINDOW_SECONDS, Decision, Synchronous, TaskExit, has_ended, recorded_restarts
+from .restarts import WINDOW_SECONDS, Decision, Synchronous, TaskExit, recorded_restarts
 
 if TYPE_CHECKING:
     from ...runner.command_line.config import Config
@@ -107,7 +107,7 @@ class _Agent(RestartLoop):
             with rendezvous.refusing(self._config.cluster):
                 self._config = self._agree()
         except CrankshaftError as error:
-            if self._members and self._members.is_late and has_ended(self._events):
+            if self._members and self._members.is_late and following.exit_code(self._events) == 0:
                 print_line(f"{self._name} has not been included, and the run has come to its end")
                 return Attempt([], 0)
             return Attempt([], fail(error.exit_code, error.message))
@@ -132,7 +132,7 @@ class _Agent(RestartLoop):
         # A task that has saved on a request, as with a notice of preemption, is not started again.
         elif self._stop_signal or not ending.code or (ending.ended_on_request and ending.code > 0):
             code = ending.code
-        elif ending.code > 0 and self._record_bytes() > recorded_bytes and has_ended(self._events):
+        elif ending.code > 0 and self._record_bytes() > recorded_bytes and following.exit_code(self._events) == 0:
             code = ending.code  # the run is complete; what failed came after it, such as its output
         return Attempt([ending], code, time.time())
 

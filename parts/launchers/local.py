@@ -23,7 +23,7 @@ from ...engine.checkpoints import RunDir
 from ...engine.errors import counted
 from ...engine.machine import cpus
 from ...engine.machine.files import temporary_folder
-from ...runner.command_line import command_flags, parsing
+from ...runner.command_line import command_flags, following, parsing
 from ...runner.command_line.config import visible_gpus
 from ...runner.command_line.rules import Boolean, Integer, Number, flag
 from ...runner.failures import UsageError, print_line
@@ -104,7 +104,10 @@ def main(argv: list[str], modules: Sequence[str]) -> int:
         has_tasks=True,
     )
     if job.evaluator and not job.ps:
-        raise UsageError("--evaluator is for --ps=N parameter servers; add them, or leave it out")
+        raise UsageError(
+            "--evaluator is for --ps=N parameter servers; add them, or start the tasks' program once more, beside "
+            f"them, with their run_dir and {following.FLAGS}"
+        )
     if sys.platform != "linux":
         raise UsageError(
             f"{_PROGRAM} needs Linux, whose kernel ends tasks with their supervisor, and this is {sys.platform}; use "

@@ -333,14 +333,6 @@ def recorded_restarts(path: str) -> list[float]:
     return sorted((now - time for time in times if 0 <= now - time <= WINDOW_SECONDS), reverse=True)
 
 
-def has_ended(path: str | None) -> bool:
-    """Returns whether a run has come to its end, by its record."""
-    last: dict = {}
-    for line in events.read(path) if path and os.path.isfile(path) else ():
-        last = line.event if line.kind in ("start", "restart", "end") else last
-    return last.get("exit_code") == 0
-
-
 def _pause_seconds(count: int) -> float:
     """Computes the pause before a restart: 0 s for a count of 0, then 1, 2, 4 and so on."""
     return min(2.0 ** (count - 1), _LONGEST_PAUSE_SECONDS) if count else 0.0

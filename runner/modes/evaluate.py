@@ -43,12 +43,13 @@ def evaluate_checkpoints(run: BaseRun) -> Outcome:
 
 
 def _followed(run: BaseRun, request: StopRequest) -> Iterator[Manifest]:
-    """Restores each checkpoint as another process writes it, until its training has ended, or a signal comes."""
-    newest = -1
+    """Restores each checkpoint as another process writes it, until training has ended for good, or a signal comes."""
+    newest, told = -1, None
     with Signals(request.request):
         while True:
             # Before looking: what was written until then is found below.
-            is_last = request.reason or following.has_ended(run.config.files.path)
+            code = following.exit_code(run.config.files.events)
+            is_last = request.reason or code in following.FINAL
             for manifest in restoring.restored_since(run, newest):
                 newest = manifest.step
                 yield manifest
@@ -56,6 +57,11 @@ def _followed(run: BaseRun, request: StopRequest) -> Iterator[Manifest]:
                 raise restoring.missing(f"run_dir={run.config.run_dir}", run.checkpoints_for("latest"), "all")
             if is_last:
                 return
+            if code not in (told, None):
+                run.log(
+                    f"training has ended with exit code {code}, after which it may be started again: waiting for it"
+                )
+            told = code
             time.sleep(following.POLL_SECONDS)
 
 

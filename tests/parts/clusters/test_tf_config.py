@@ -125,7 +125,7 @@ def test_an_evaluator_outside_of_the_cluster_is_one_where_all_tasks_are_told_so(
     with pytest.raises(UsageError, match="which its cluster lacks; give evaluator=true to all tasks"):
         found("evaluator", False)
     variables = config({"worker": ["a:1"]}, {"type": "evaluator", "index": 0})
-    with pytest.raises(UsageError, match="leave it out, or give it mode=eval and strategy=one_device"):
+    with pytest.raises(UsageError, match="leave it out, or give it --mode=eval --eval_checkpoint=all --follow"):
         discovery.cluster_from_flags({}, {**values, "evaluator": False}, variables)
     unset = discovery.cluster_from_flags({}, {**values, "evaluator": False}, {"TF_CONFIG": " { }"})
     assert unset == ("auto", None)

@@ -242,6 +242,7 @@ MISTAKES = {
     "": "the command of the tasks is missing; write it after --, e.g. crankshaft local -- --model=mlp ",
     "--workers=2 --": "the command of the tasks is missing; ",
     "--workers=0 -- --model=mlp": "--workers=0 can't be used: it takes an integer from 1 to 1000; ",
+    "--evaluator -- --model=mlp": "--evaluator is for --ps=N parameter servers; add them, or start the tasks' program ",
     "--evaluator=maybe -- --model=mlp": "--evaluator=maybe can't be used: it takes true or false; ",
     "--wrkers=2 -- --model=mlp": "wrkers is unknown; did you mean workers?",
     "--model=mlp": "model is a flag of the tasks; write it after --, see --help",
@@ -303,7 +304,7 @@ def test_flags_alone_are_those_of_launch_train(crank, words):
     assert "\n    error: modle is unknown; did you mean " in outcome.err
 
 
-NEIGHBOURS = pathlib.Path(__file__).parents[1] / "neighbours.py"
+NEIGHBOURS = pathlib.Path(__file__).parents[2] / "launch" / "neighbours.py"
 
 SAYS_ITS_SECRET = """
 secret = os.environ["CRANKSHAFT_JOB_SECRET"]

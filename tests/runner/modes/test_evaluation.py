@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import signal
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.hooks import Hook
+from crankshaft.engine.hooks import Hook, every_steps
 from tests.launch.line import RUN, Line, data
 from tests.processes import Program
 
@@ -150,7 +151,7 @@ def test_without_a_folder_the_run_ends_without_it(inside):
 
 
 def test_an_evaluation_that_follows_a_run_waits_for_its_first_checkpoint_and_ends_with_it(inside, tmp_path):
-    """Also where its environment describes a cluster; the best checkpoint is not its to write."""
+    """Not with an attempt that is preempted. Also where its environment describes a cluster; it writes no best/."""
     folder, mlp = tmp_path / "run", ("--model=mlp", "--input=digits", "--jit=off")
     flags = ("--mode=eval", f"--run_dir={folder}", "--eval_checkpoint=all", "--follow")
     tasks = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 1}}
@@ -159,7 +160,10 @@ def test_an_evaluation_that_follows_a_run_waits_for_its_first_checkpoint_and_end
     try:
         beside.until(lambda: "waiting for the first checkpoint" in beside.err)
         steps = ("--mode=train", "--train_steps=9", "--checkpoint_every_steps=3", "--keep_checkpoints=9")
-        inside(*mlp, *steps, f"--run_dir={folder}", "--progress=off").ok()
+        train = functools.partial(inside, *mlp, *steps, f"--run_dir={folder}", "--progress=off")
+        assert train(hooks=[every_steps(6, lambda *_: os.kill(os.getpid(), signal.SIGTERM))]).code == 143
+        beside.until(lambda: "has ended with exit code 143, after which it may be started again" in beside.out)
+        train().ok()
         outcome = beside.wait().ok()
     finally:
         beside.end()
