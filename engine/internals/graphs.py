@@ -25,6 +25,7 @@ ENGINE_SCOPE = "engines_own"  # name scope of the engine's assignments
 REPLICA_SCOPE = "replica_number"  # and of a replica's number, from which its random numbers are seeded
 # Ops whose inputs after the first describe its layout.
 _DEPENDING_ON_FIRST = {"BroadcastTo", "Pad", "Reshape", "Slice", "SplitV", "StridedSlice", "Transpose"}
+_CALLS = {"PartitionedCall", "StatefulPartitionedCall"}
 _BRANCHING = {"Case", "If", "StatelessCase", "StatelessIf"}  # their first input chooses a graph
 _SHAPE_OPS = {"Rank", "Shape", "ShapeN", "Size"}  # independent of values
 _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
@@ -430,20 +431,23 @@ def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
     return False
 
 
-def sums_over_first_axis(
-    total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float
+def sums_over_examples(
+    total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float, size: int | None
 ) -> Iterator[tuple[tf.Tensor, float]]:
-    """Yields what a scalar is a sum of over the first axis, in its terms that depend on tensors of its graph.
+    """Yields what a scalar is a sum of over a batch's axis, in its terms that depend on tensors of its graph.
 
     With each comes the number by which the sum is divided: `divisor`, and constants on the way. A sum that is
     multiplied or divided by what is known only as the graph runs, such as a batch's shape, is left out.
+
+    Args:
+      size: the length of the batch's axis, if it is known; the axis may be merged with others.
     """
     dependent, queue = _dependents(on), [(total, divisor)]
     for tensor, divided in queue:
         op, inputs = tensor.op, [source for source in tensor.op.inputs if source.name in dependent]
         if not inputs:
             continue
-        if op.type in {*_IDENTITIES, "Add", "AddN", "AddV2", "Cast", "Neg", "SelectV2", "Sub"}:
+        if op.type in {*_IDENTITIES, "Add", "AddN", "AddV2", "Cast", "Neg", "Reshape", "SelectV2", "Squeeze", "Sub"}:
             queue += [(source, divided) for source in inputs]
         elif op.type in ("DivNoNan", "Mul", "RealDiv") and len(inputs) == 1:
             (other,) = (source for source in op.inputs if source is not inputs[0])
@@ -451,11 +455,35 @@ def sums_over_first_axis(
             if factor is not None and factor.size == 1 and factor.all() and (op.type == "Mul" or other is op.inputs[1]):
                 queue.append((inputs[0], divided / factor.item() if op.type == "Mul" else divided * factor.item()))
         elif op.type == "L2Loss":
-            yield inputs[0], divided
+            yield from _with_first_axis(size, inputs[0], dependent, divided)
         elif op.type == "Sum" and inputs[0].shape.rank:
             axes = tf.get_static_value(op.inputs[1])
             if axes is not None and 0 in axes.reshape(-1) % inputs[0].shape.rank:
-                yield inputs[0], divided
+                yield from _with_first_axis(size, inputs[0], dependent, divided)
+        elif op.type in _CALLS:
+            (graph,) = all_called(op)
+            passed = [graph.inputs[number] for number, source in enumerate(op.inputs) if source.name in dependent]
+            yield from sums_over_examples(graph.outputs[tensor.value_index], passed, divided, size)
+
+
+def _with_first_axis(
+    size: int | None, tensor: tf.Tensor, dependent: set[str], divided: float
+) -> Iterator[tuple[tf.Tensor, float]]:
+    """Yields a tensor, or what it is computed from before its first axis was merged with others, if that has a size."""
+    queue = [tensor]
+    for each in queue:
+        if each.shape[0] in (size, None):
+            yield each, divided
+            return
+        inputs = [source for source in value_inputs(each) if source.name in dependent and source.shape.rank]
+        queue += [x for x in inputs if each.op.type == "Reshape" or x.shape[0] == each.shape[0]]
+
+
+def static_value(tensor: tf.Tensor) -> np.ndarray | None:
+    """Returns a tensor's value if it is known when tracing, also that of a function that is called."""
+    while tensor.op.type in _CALLS:
+        tensor = all_called(tensor.op)[0].outputs[tensor.value_index]
+    return tf.get_static_value(tensor)
 
 
 FREE, ADDS, AFFINE, OTHER = "free", "adds", "affine", "other"

@@ -18,7 +18,7 @@ from ..data.arrays import Mapped
 from ..data.form import named_arrays
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.graphs import hidden_by_custom_gradients, sums_over_first_axis
+from ..internals.graphs import hidden_by_custom_gradients, static_value, sums_over_examples
 from ..internals.variables import tf_variable, variable_path
 from ..metrics.pairs import Mean, Outside, Pair
 from .context import step_context
@@ -76,15 +76,15 @@ def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: i
     means = [pair for pair in pairs if isinstance(pair, Mean) and tf.is_symbolic_tensor(pair.total)]
     for total, count in means if shares > 1 else ():
         examples = [x for x in tf.nest.flatten(batch, expand_composites=True) if getattr(x, "graph", 0) is total.graph]
-        if (known := tf.get_static_value(count)) is None or not known:
+        known = static_value(count) if tf.is_symbolic_tensor(count) else tf.get_static_value(count)
+        if known is None or not known or not examples:
             continue
-        for summed, divisor in sums_over_first_axis(total, examples, float(known)):
+        for summed, divisor in sums_over_examples(total, examples, float(known), examples[0].shape[0]):
             length, inner = summed.shape[0], summed.shape[1:]
-            is_batch = length in (examples[0].shape[0], None)
             counts = np.cumprod([length, *inner]) if length and inner.is_fully_defined() else [length]
             # A multiple counts several things per example. Divided by the global batch, shares add up to too little.
             is_count = divisor in counts or (length and divisor % length == 0 and divisor != length * shares)
-            if is_batch and not is_count:
+            if not is_count:
                 logging.warning_once(_SUM_OF_EXAMPLES, owner, float(known), shares)
 
 

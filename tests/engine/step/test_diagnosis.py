@@ -260,6 +260,11 @@ SUMS = {
     "over the global batch": lambda errors: Mean(
         tf.nn.compute_average_loss(tf.reduce_mean(errors, 1), global_batch_size=16), 1.0
     ),
+    "of what is flat": lambda errors: Mean(tf.reshape(tf.reduce_sum(tf.sqrt(tf.reshape(errors, [-1]))), []), 1.0),
+    "by a function": lambda errors: Mean(*tf.function(lambda: (2 * tf.reduce_sum(errors), tf.constant(1.0)))()),
+    "by a function's function": tf.function(
+        lambda errors: Mean(tf.function(lambda x: tf.reduce_sum(tf.reshape(x, [-1])))(errors + 1.0) / 2, 1.0)
+    ),
 }
 COUNTED = {
     "by examples": lambda errors: Mean(tf.reduce_sum(errors), 8.0),
@@ -272,6 +277,10 @@ COUNTED = {
     "divided by their shape": lambda errors: Mean(
         tf.reduce_sum(errors) / tf.cast(tf.shape(errors + 0)[0], "float32"), 1.0
     ),
+    "by tokens that are flat": lambda errors: Mean(tf.reduce_sum(tf.sqrt(tf.reshape(errors, [-1]))), 24.0),
+    "by examples, of what is flat": lambda errors: Mean(tf.reduce_sum(tf.sqrt(tf.reshape(errors, [-1]))), 8.0),
+    "of means of columns": lambda errors: Mean(tf.reduce_sum(tf.reshape(tf.reduce_mean(errors, 0), [-1])), 1.0),
+    "a mean by a function": lambda errors: Mean(*tf.function(lambda: (tf.reduce_mean(errors), tf.constant(1.0)))()),
     "of no examples": lambda errors: Mean(tf.reduce_sum(tf.fill([8], 2.0)) + tf.reduce_mean(errors), 1.0),
     "a root of a sum": lambda errors: Mean(tf.sqrt(tf.reduce_sum(errors)), 1.0),
 }
