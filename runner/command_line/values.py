@@ -45,7 +45,11 @@ def number(text: str, whole: bool) -> float:
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Converts values to those that JSON gives back; others become their names, the same in each process."""
 
-    def name(value) -> str:
+    def name(value) -> Any:
+        if isinstance(value, dict):  # these two tf.Module has wrapped, in place where they stand in another
+            return dict(value)
+        if isinstance(value, tuple):
+            return list(value)
         if hasattr(value, "__qualname__"):
             return f"{value.__module__}.{value.__qualname__}"
         return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

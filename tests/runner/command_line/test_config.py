@@ -206,3 +206,14 @@ def test_each_field_is_a_flag_of_its_type():
         kind = next((name for kind, name in kinds if isinstance(about.kind, kind)), "str")
         expected = ("Sequence[str]" if about.several else kind) + (" | None" if field.default is None else "")
         assert field.type == expected, name
+
+
+def test_arguments_that_a_module_has_wrapped_are_what_they_were():
+    """As a trainer that keeps them does, so that its run was refused as one of another configuration."""
+    import tensorflow as tf
+
+    arguments = {"nested": {"sizes": {"body": [1, (2, {"head": 3})]}, "names": [{"first": "a"}]}}
+    before = values.plain(arguments)
+    kept = tf.Module()
+    kept.arguments = arguments["nested"]
+    assert values.plain(arguments) == before
