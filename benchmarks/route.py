@@ -20,7 +20,7 @@ import crankshaft
 
 ROOT = pathlib.Path(crankshaft.__file__).resolve().parent
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input", "parts", "runner"))
-CHECKS = ("engine/strategies/checks.py", "engine/step/diagnosis.py")
+CHECKS = ("engine/checks/", "engine/step/diagnosis.py")
 TRACE = "StepChecks.traced"  # which traces a step, and then checks it
 TWO_REPLICAS = (
     "train --model=mlp --input=synthetic --strategy=mirrored --num_virtual_devices=2 --jit=off --train_steps=1 "
@@ -78,7 +78,7 @@ class Route:
         while frame is not self._frame and (frame := frame.f_back) is not None:
             if frame.f_code.co_filename.startswith(FOLDERS):
                 around.append(_function(frame))
-        is_check = any(one.file in CHECKS and one.name != TRACE for one in (function, *around))
+        is_check = any(one.file.startswith(CHECKS) and one.name != TRACE for one in (function, *around))
         if function not in self.calls:
             (self.checks if is_check else self.entered)[function] = function._replace(depth=len(around))
         elif function in self.checks and not is_check:

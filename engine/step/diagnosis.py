@@ -1,4 +1,4 @@
-"""Finds, while a step is traced, mistakes that only the running code shows: the rest is `engine.strategies.checks`.
+"""Finds, while a step is traced, mistakes that only the running code shows: the rest is `engine.checks`.
 
 Text used as numbers by a loss, ids and labels out of range, weights that get no gradient; and, before a run, large ids
 used as numbers. Replica code, except `warn_of_rounded`.

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from .. import logging
+from ..checks import StepChecks
 from ..data.arrays import is_on_gpus
 from ..data.feeds.feed import CallInput, Feed
 from ..errors import NotCompilableError, reason
@@ -35,7 +36,6 @@ from ..machine.threads import TRACING
 from ..metrics.sums import LoopSums, SumSpec, num_sums, stack, sum_specs
 from ..state import TrainState
 from .arrivals import Arrivals
-from .checks import StepChecks
 from .loop_result import LoopResult
 from .pace import Pace
 from .program import Program

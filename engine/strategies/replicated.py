@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from .. import logging
+from ..checks import StepChecks, updates_explained
 from ..data.buckets import BucketedOrder
 from ..data.feeds.blocks import Devices
 from ..data.feeds.external_feed import ExternalFeed
@@ -26,7 +27,6 @@ from ..step.context import StepContext
 from ..step.runner import StepRunner
 from ..trainer import computes_metrics
 from .base import Prediction, Step, Strategy
-from .checks import StepChecks, updates_explained
 from .inner_loop import InnerLoop
 from .loop_result import LoopResult
 from .options import StrategyOptions

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ...engine.checks import StepChecks
 from ...engine.data.arrays import ArraySource
 from ...engine.data.feeds.blocks import Devices
 from ...engine.data.feeds.feed import Feed
@@ -27,7 +28,6 @@ from ...engine.metrics.sums import LoopSums, Sums, num_sums
 from ...engine.state import TrainState
 from ...engine.step.runner import StepRunner
 from ...engine.strategies.base import Interrupted, Prediction, Step, Strategy
-from ...engine.strategies.checks import StepChecks
 from ...engine.strategies.loop_result import LoopResult, WorkerFigures
 from ...engine.strategies.options import ClusterAddresses, StrategyOptions
 from ...engine.strategies.pace import Pace
