@@ -137,9 +137,29 @@ def _check_exact(column: np.ndarray) -> None:
 
 def is_loader(data: Any) -> bool:
     """Returns whether data is a loader of batches, like PyTorch's DataLoader, or a Grain dataset or loader."""
-    if any(kind.__module__.split(".")[0] == "grain" for kind in type(data).__mro__):
+    if _is_grains(data):
         return not isinstance(data, Iterator)
     return all(hasattr(data, name) for name in ("__iter__", "dataset", "batch_size", "collate_fn"))
+
+
+def shows_batches(loader: Any) -> bool:
+    """Returns whether a loader's elements are known to be batches: of Grain, by its operations; of others, always."""
+    return not _is_grains(loader) or _batches(loader)
+
+
+def _batches(part: Any) -> bool:
+    """Returns whether a Grain dataset, loader or operation, or all that it is made of, makes batches."""
+    names = [kind.__name__ for kind in type(part).__mro__]
+    if any("Batch" in name or "FlatMap" in name for name in names):  # what is flattened is examples again
+        return not any("FlatMap" in name for name in names)
+    if operations := getattr(part, "_operations", ()):  # of a DataLoader
+        return any(map(_batches, operations))
+    inputs = getattr(part, "_parents", ())
+    return bool(inputs) and all(map(_batches, inputs))
+
+
+def _is_grains(data: Any) -> bool:
+    return any(kind.__module__.split(".")[0] == "grain" for kind in type(data).__mro__)
 
 
 def loader_dataset(loader: Any) -> tf.data.Dataset:

@@ -170,7 +170,14 @@ def split(name: str, data: Any, rules: Rules | None = None, notes: list[str] | N
             "keras.utils.PyDataset, or tf.data.Dataset.from_generator(function, output_signature=...).batch(...)"
         )
     if frames.is_loader(data):
-        notes.append(f"the {name} data is a {type(data).__name__}: each epoch reads it from its beginning")
+        kind = type(data).__name__
+        if not (rules.as_keras or frames.shows_batches(data)):
+            raise UsageError(
+                f"the {name} data is a {kind} whose operations show no batch: its elements may be batches or examples. "
+                "If each is one example, end it with batch(32), or a DataLoader with grain.transforms.Batch(32); if it "
+                "is a batch, give tf.data.Dataset.from_generator(lambda: iter(data), output_signature=...).unbatch()"
+            )
+        notes.append(f"the {name} data is a {kind}: each epoch reads it from its beginning")
         data = frames.loader_dataset(data)
     if isinstance(data, tf.data.Dataset):
         from .dataset_entry import stream_from_dataset

@@ -52,6 +52,26 @@ class Loader:
             yield tuple(part[at : at + 4] for part in self.parts)
 
 
+class MapDataset:
+    """What Grain's datasets have, without Grain: `batch` makes another kind."""
+
+    __module__ = "grain.dataset"
+
+    def __init__(self, *inputs):
+        self._parents = inputs
+
+    def __iter__(self):
+        return iter(Loader(X, Y))
+
+
+class BatchMapDataset(MapDataset):
+    pass
+
+
+class FlatMapMapDataset(MapDataset):
+    pass
+
+
 class Rows(Source):
     """Examples that are read as a run goes."""
 
@@ -107,6 +127,12 @@ def test_each_form_has_the_same_examples_weights_and_views(form):
     np.testing.assert_array_equal(all_of(weighed)[2], np.choose(Y, [2e-8, 1.0, 1 / 227429]).astype(np.float32))
     again = user_data.split("train", weighed)
     assert again.element_spec == weighed.element_spec
+
+
+def test_grain_datasets_that_show_batches_have_their_examples():
+    """And all have in Keras's `fit`, which takes each element for a batch."""
+    for data, rules in ((MapDataset(BatchMapDataset(MapDataset())), None), (MapDataset(), AS_KERAS)):
+        assert_same(all_of(user_data.split("train", data, rules)), (X, Y))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form not in ("lists", "tensors", "loader")])
@@ -398,6 +424,8 @@ MISTAKES = [
         "the train data is a ndarray; give (features, labels) ... ((features, labels), None) is train",
     ),
     (lambda: Data(range(3)), "the train data is a range; give ... or an iterable of batches in a torch.utils.data"),
+    (lambda: Data(MapDataset(MapDataset())), "the train data is a MapDataset whose operations show no batch"),
+    (lambda: Data(FlatMapMapDataset(BatchMapDataset())), "show no batch ... end it with batch(32) ... unbatch()"),
     (lambda: Data((X, Y), 3), "the eval data is a int; give (features, labels)"),
     (lambda: Data((X, Y, Y, 1)), "the train data is 4 values; give (features, labels)"),
     (lambda: Data((X, Y), (X,)), "the train data has labels, and the eval data has features; give both in"),
