@@ -18,6 +18,7 @@ from ..engine.errors import BadRecordError, SourceError
 from .checks import check_at_least
 from .data_json import as_bytes
 from .files import listing
+from .files.storage import READS_AT_ONCE, at_once
 from .records import checksums, compressed, record_index
 from .records.examples import ExampleSource
 from .records.features import Features
@@ -83,9 +84,14 @@ class TFRecords(ExampleSource):
         shards, numbers = self._index.locate(indices)
         order = np.argsort(shards, kind="stable")
         in_order = [b""] * len(indices)
-        for start in range(0, len(order), _PIECE):
-            rows = order[start : start + _PIECE]
-            records = self._piece(shards[rows], numbers[rows], indices[rows])
+        # Of consecutive records, as of a chunk, each shard's are one read.
+        are_apart = self._index.files.are_slow and bool((np.diff(indices) != 1).any())
+        size = -(-len(order) // READS_AT_ONCE) if are_apart else _PIECE
+        pieces = [order[start : start + size] for start in range(0, len(order), size)]
+        read = at_once if are_apart else map
+        for rows, records in zip(
+            pieces, read(lambda rows: self._piece(shards[rows], numbers[rows], indices[rows]), pieces), strict=True
+        ):
             for row, record in zip(rows.tolist(), records, strict=True):
                 in_order[row] = record
         return in_order
@@ -114,7 +120,6 @@ class TFRecords(ExampleSource):
             starts, shard_lengths = self._index.find(shard, its_numbers)
             sizes = shard_lengths + (HEADER_BYTES + FOOTER_BYTES)
             lengths.append(shard_lengths)
-            # Consecutive records, as of a chunk, are one read.
             if len(rows) > 1 and (np.diff(its_numbers) == 1).all():
                 first = int(starts[0])
                 block = self._index.files.pread(shard, first, int(starts[-1] + sizes[-1]) - first)

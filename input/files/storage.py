@@ -39,7 +39,8 @@ _REMOTE_BLOCK_BYTES = 4 << 20  # a single read costs as much as about 64 KiB
 _STREAM_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 16  # size of a sampled piece in a digest of the contents
 _SAMPLES, _REMOTE_SAMPLES = 256, 16
-_READS_AT_ONCE = 16
+READS_AT_ONCE = 16
+_SLOW_READ_SECONDS = 1e-3  # in memory it takes some us, on a disk of its own 0.1 ms; over a network, milliseconds
 _REMOTE_BLOCKS = 16  # kept per file
 # Interval of checks of open files: a check costs 2 us locally, some 50 ms over a network.
 _CHECK_EVERY_SECONDS = 1.0
@@ -106,9 +107,9 @@ def at_once(read: Callable[[Any], R], arguments: Sequence[Any]) -> Iterator[R]:
 
     On a network's disk each read takes long, and many at once hardly longer.
     """
-    with concurrent.futures.ThreadPoolExecutor(_READS_AT_ONCE) as pool:
-        for start in range(0, len(arguments), _READS_AT_ONCE):  # results that wait to be taken are few
-            yield from pool.map(read, arguments[start : start + _READS_AT_ONCE])
+    with concurrent.futures.ThreadPoolExecutor(READS_AT_ONCE) as pool:
+        for start in range(0, len(arguments), READS_AT_ONCE):  # results that wait to be taken are few
+            yield from pool.map(read, arguments[start : start + READS_AT_ONCE])
 
 
 class State(NamedTuple):
@@ -131,6 +132,7 @@ class Files:
 
     Attributes:
       sizes: bytes of each file.
+      are_slow: whether the last reads took so long each that several at once are faster.
 
     Raises:
       InputError: a file is missing, not regular (a FIFO would block for ever), or can't be read.
@@ -140,6 +142,7 @@ class Files:
         self.paths = [*paths]
         states = [file_state(path) for path in paths] if states is None else states
         self.sizes = [state.nbytes for state in states]
+        self.are_slow = False
         self._written_ns = array("q", [state.written_ns for state in states])
         # Holds lists, not this object: then a file is closed when the last thread has read it.
         self._file = functools.lru_cache(open_files(_OPEN_FILES))(functools.partial(_open, self.paths, self.sizes))
@@ -167,11 +170,13 @@ class Files:
                 file.check_at = time.monotonic() + every
             return file.pread_each(offsets, lengths)
 
+        began = time.perf_counter()
         try:
             pieces = retried(self.paths[number], read, self._file.cache_clear)  # a stale handle is opened again
         except OSError as error:
             self.check(number)  # which explains a missing file better
             raise self._unreadable(number, error) from None
+        self.are_slow = time.perf_counter() - began > _SLOW_READ_SECONDS * len(offsets)
         if [*map(len, pieces)] == lengths:
             return pieces
         self.check(number)

@@ -11,11 +11,9 @@ import numpy as np
 
 from ...engine.data.source import Source
 from ...engine.errors import BadRecordError
-from ..files.storage import at_once
 from .features import Features, NotAnExampleError, RecordFeature, Stored, nested, values_in
 
 SAMPLES = 64  # records from which features are inferred
-_PARTS = 16  # of them, read at once
 
 
 class ExampleSource(Source):
@@ -34,8 +32,7 @@ class ExampleSource(Source):
         """Returns sample records, spread over all files; skips damaged ones, and raises `BadRecordError` if all are."""
         indices = np.unique(np.linspace(0, len(self) - 1, SAMPLES).astype(np.int64))
         try:
-            parts = np.array_split(indices, min(_PARTS, len(indices)))
-            return [record for records in at_once(self.records, parts) for record in records]
+            return self.records(indices)
         except BadRecordError as first:
             whole: list[bytes] = []
             for index in indices:

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import time
 import zlib
 
 import numpy as np
@@ -399,15 +400,17 @@ def test_records_of_several_layouts_are_read(tmp_path):
 
 
 class Meeting(Files):
-    """Files of which each read waits until another has begun."""
+    """Files on a slow disk, of which each read waits until another has begun."""
 
     def __init__(self, paths):
         super().__init__(paths)
         self.readers = threading.Barrier(2)
 
-    def pread(self, number, offset, length):
+    def pread_each(self, number, offsets, lengths):
         self.readers.wait(PATIENCE)
-        return super().pread(number, offset, length)
+        pieces = super().pread_each(number, offsets, lengths)
+        self.are_slow = True
+        return pieces
 
 
 def test_the_digest_of_files_reads_pieces_at_once(tmp_path):
@@ -416,3 +419,24 @@ def test_the_digest_of_files_reads_pieces_at_once(tmp_path):
     for shard, content in enumerate(contents):
         (tmp_path / str(shard)).write_bytes(content)
     assert Meeting([str(tmp_path / "0"), str(tmp_path / "1")]).sample == zlib.crc32(b"".join(contents))
+
+
+def test_records_that_lie_apart_are_read_at_once_from_a_slow_disk(shards):
+    folder, pixels, labels = shards
+    source = opened(folder)
+    source._index.files = Meeting(source._index.files.paths)
+    source._index.files.are_slow = True
+    for indices in (np.arange(99, 35, -4), np.array([0, 1, 30, 31])):
+        found, numbers = source.read(indices)
+        np.testing.assert_array_equal(found, pixels[indices])
+        np.testing.assert_array_equal(numbers, labels[indices])
+
+
+def test_a_disk_is_slow_where_a_read_takes_milliseconds(tmp_path, monkeypatch):
+    (tmp_path / "some").write_bytes(bytes(9))
+    files = Files([str(tmp_path / "some")])
+    read = os.pread
+    for seconds in (0.02, 0.0):
+        monkeypatch.setattr(os, "pread", lambda *wanted, seconds=seconds: (time.sleep(seconds), read(*wanted))[1])
+        files.pread_each(0, [*range(5)], [2] * 5)
+        assert files.are_slow == (seconds > 0)
