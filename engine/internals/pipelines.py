@@ -110,15 +110,23 @@ def _has_scalars(dataset: tf.data.Dataset) -> bool:
 
 
 def batch_and_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
-    """Returns (batch size, number of examples, or below 0) of a dataset that ends with `batch`; None for others."""
-    while isinstance(dataset, _SAME_ELEMENTS):
+    """Returns (batch size, number of examples, or below 0) of a dataset that ends with `batch`; None for others.
+
+    Batches of one size may be repeated.
+    """
+    times = 1
+    while isinstance(dataset, (*_SAME_ELEMENTS, repeat_op._RepeatDataset)):
+        if isinstance(dataset, repeat_op._RepeatDataset):
+            times *= int(tf.get_static_value(dataset._count))
         (dataset,) = dataset._inputs()
     if not isinstance(dataset, _BATCHES) or not hasattr(dataset, "_batch_size"):
         return None
     size, examples = int(tf.get_static_value(dataset._batch_size)), int(dataset._inputs()[0].cardinality())
     if examples >= 0 and tf.get_static_value(dataset._drop_remainder):
         examples -= examples % size
-    return size, examples
+    if times == 1:
+        return size, examples
+    return None if times < 0 or examples < 0 or examples % size else (size, examples * times)
 
 
 def batches_may_differ(dataset: tf.data.Dataset, if_unknown: bool, is_moved: bool = False) -> bool:
@@ -236,10 +244,12 @@ def seeds(sampler: tf.data.Dataset) -> list[int]:
 def stateful(dataset: tf.data.Dataset) -> str:
     """Returns why TensorFlow can't save the state of a pipeline's functions; "" if it can.
 
-    An iterator shows it only while it calls such a function.
+    An iterator shows it only while it calls such a function, and is slow to open.
     """
     element = tf.TensorSpec([], tf.int64)
     for function in (each.function for part in _all(dataset) for each in part._functions()):
+        if not any(op.op_def.is_stateful and op.type != "Assert" for op in graphs.operations(function.graph)):
+            continue
         calling = tf.raw_ops.MapDataset(
             input_dataset=tf.data.experimental.to_variant(tf.data.Dataset.range(0)),
             other_arguments=function.captured_inputs,

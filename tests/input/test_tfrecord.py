@@ -399,44 +399,41 @@ def test_records_of_several_layouts_are_read(tmp_path):
     np.testing.assert_array_equal(pixels[:, 0, 0], np.arange(60))
 
 
-class Meeting(Files):
-    """Files on a slow disk, of which each read waits until another has begun."""
+@pytest.fixture
+def meeting(monkeypatch):
+    """A disk that is slow until `meeting.set()`; from then on each read waits until another has begun."""
+    pread, readers, together = os.pread, threading.Barrier(2), threading.Event()
 
-    def __init__(self, paths):
-        super().__init__(paths)
-        self.readers = threading.Barrier(2)
+    def slow(*wanted):
+        readers.wait(PATIENCE) if together.is_set() else time.sleep(0.002)
+        return pread(*wanted)
 
-    def pread_each(self, number, offsets, lengths):
-        self.readers.wait(PATIENCE)
-        pieces = super().pread_each(number, offsets, lengths)
-        self.are_slow = True
-        return pieces
+    monkeypatch.setattr(os, "pread", slow)
+    return together
 
 
-def test_the_digest_of_files_reads_pieces_at_once(tmp_path):
+def test_the_digest_of_files_reads_pieces_at_once(tmp_path, meeting):
     """On a network's disk each takes long."""
     contents = [np.random.default_rng(shard).bytes(4 << 16) for shard in range(2)]
     for shard, content in enumerate(contents):
         (tmp_path / str(shard)).write_bytes(content)
-    assert Meeting([str(tmp_path / "0"), str(tmp_path / "1")]).sample == zlib.crc32(b"".join(contents))
+    meeting.set()
+    assert Files([str(tmp_path / "0"), str(tmp_path / "1")]).sample == zlib.crc32(b"".join(contents))
 
 
-def test_records_that_lie_apart_are_read_at_once_from_a_slow_disk(shards):
+@pytest.mark.parametrize("indices", [np.arange(99, 35, -4), np.array([0, 1, 30, 31])], ids=["one shard", "three"])
+def test_records_that_lie_apart_are_read_at_once_from_a_slow_disk(shards, meeting, indices):
     folder, pixels, labels = shards
     source = opened(folder)
-    source._index.files = Meeting(source._index.files.paths)
-    source._index.files.are_slow = True
-    for indices in (np.arange(99, 35, -4), np.array([0, 1, 30, 31])):
-        found, numbers = source.read(indices)
-        np.testing.assert_array_equal(found, pixels[indices])
-        np.testing.assert_array_equal(numbers, labels[indices])
+    meeting.set()
+    found, numbers = source.read(indices)
+    np.testing.assert_array_equal(found, pixels[indices])
+    np.testing.assert_array_equal(numbers, labels[indices])
 
 
-def test_a_disk_is_slow_where_a_read_takes_milliseconds(tmp_path, monkeypatch):
-    (tmp_path / "some").write_bytes(bytes(9))
-    files = Files([str(tmp_path / "some")])
-    read = os.pread
-    for seconds in (0.02, 0.0):
-        monkeypatch.setattr(os, "pread", lambda *wanted, seconds=seconds: (time.sleep(seconds), read(*wanted))[1])
-        files.pread_each(0, [*range(5)], [2] * 5)
-        assert files.are_slow == (seconds > 0)
+def test_consecutive_records_are_one_read_of_a_slow_disk(shards, monkeypatch, meeting):
+    folder, pixels, _ = shards
+    source, slow, reads = opened(folder), os.pread, []
+    monkeypatch.setattr(os, "pread", lambda *wanted: (reads.append(wanted), slow(*wanted))[1])
+    np.testing.assert_array_equal(source.read(np.arange(40, 90))[0], pixels[40:90])
+    assert len(reads) == 1

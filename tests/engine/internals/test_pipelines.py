@@ -116,6 +116,11 @@ def test_the_form_of_batches_is_that_of_the_operation_that_made_them():
         (SLICES(X).padded_batch(16, drop_remainder=True).cache(), (16, 32)),
         (SLICES(X).repeat().batch(7), (7, tf.data.INFINITE_CARDINALITY)),
         (SLICES(X).filter(lambda x: True).batch(7), (7, tf.data.UNKNOWN_CARDINALITY)),
+        (SLICES(X).batch(8).repeat(2).shuffle(3).repeat(3), (8, 240)),
+        (SLICES(X).batch(16, drop_remainder=True).repeat(2), (16, 64)),
+        (SLICES(X).batch(16).repeat(2), None),
+        (SLICES(X).batch(8).repeat(), None),
+        (SLICES(X).filter(lambda x: True).batch(8).repeat(2), None),
         (SLICES(X).batch(8).take(2), None),
         (SLICES(X).batch(8).rebatch(5), None),
     ):
@@ -162,7 +167,11 @@ def test_a_function_with_a_state_of_its_own_is_found_before_it_is_called():
     def of_python(x):
         return tf.numpy_function(lambda x: x, [x], tf.float32)
 
-    stateless = SLICES(X).map(lambda x: 2 * x).shuffle(3, seed=1).filter(lambda x: x[0] > 0)
+    def checked(x):
+        tf.debugging.Assert(tf.reduce_all(x >= 0), [x])
+        return 2 * x
+
+    stateless = SLICES(X).map(checked).shuffle(3, seed=1).filter(lambda x: x[0] > 0)
     assert pipelines.stateful(stateless.concatenate(stateless).batch(2)) == ""
     for made in (
         stateless.map(of_python).batch(2),
