@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 from crankshaft.models.mlp import Model
 from tests.launch import streamed_digits
-from tests.runs import assert_equal_bits, manifests
+from tests.runs import assert_equal_bits, manifests, tensors
 
 RUN = ("--model_arg=hidden_units=16", "--model_arg=dropout=0.3", "--global_batch_size=32", "--shuffle_buffer=60")
 RUN += ("--progress=plain", "--strategy=multi_worker")
@@ -42,3 +43,23 @@ def test_two_workers_go_on_where_each_was(start_workers, inside, tmp_path, files
         alone = (*RUN[:-1], f"--run_dir={tmp_path}/run", "--train_steps=55")
         outcome = inside(*alone, trainer=Model, data=lambda: streamed_digits.data(tmp_path / "files"))
         assert "divided its training data by files among 2 workers" in outcome.mistake
+
+
+@pytest.mark.slow
+def test_two_workers_with_files_of_unequal_length_train_what_one_device_trains(start_workers, inside, tmp_path):
+    """Every step has all examples, 71 on one worker and 390 on the other."""
+    (tmp_path / "files").mkdir()
+    streamed_digits.write_files(tmp_path / "files", 7)
+    flags = ["--model_arg=hidden_units=16", "--global_batch_size=800", "--optimizer=momentum", "--train_steps=20"]
+    flags += ["--learning_rate=0.5", "--jit=off", "--progress=plain"]
+    cluster = [*flags, "--strategy=multi_worker", f"--run_dir={tmp_path}/workers"]
+    script = pathlib.Path(streamed_digits.__file__)
+    start_workers(2, script, tmp_path / "files", json.dumps([cluster])).ok()
+    assert sorted(manifests(tmp_path / "workers")[-1]["about"]["input"]["train"]["counts"]) == [71, 390]
+    inside(
+        *flags, f"--run_dir={tmp_path}/alone", trainer=Model, data=lambda: streamed_digits.data(tmp_path / "files")
+    ).ok()
+    found, expected = tensors(tmp_path / "workers"), tensors(tmp_path / "alone")
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
