@@ -15,3 +15,8 @@ def make_four() -> None:
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 4
     )
     tf.config.list_logical_devices()
+
+
+def use_new_collective_keys() -> None:
+    """Has the program's next `MirroredStrategy` number its collectives anew: all begin with one number."""
+    tf.distribute.MirroredStrategy._collective_key_base += 1 << 16

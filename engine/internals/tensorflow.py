@@ -95,9 +95,14 @@ def restore_random_state(state: dict[str, Any]) -> None:
     vars(context.context()).update(state)
 
 
-def use_new_collective_keys() -> None:
-    """Gives the next `MirroredStrategy` its own collective keys: otherwise all number them from the same key."""
-    tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
+def collective_keys() -> int:
+    """Returns the number from which the next `MirroredStrategy` numbers its collectives, as all do that are made."""
+    return tf.distribute.MirroredStrategy._collective_key_base
+
+
+def set_collective_keys(first: int) -> None:
+    """Has the next `MirroredStrategy` number its collectives from another number, which no other may use."""
+    tf.distribute.MirroredStrategy._collective_key_base = first
 
 
 def gather(replica: tf.distribute.ReplicaContext, value: tf.Tensor) -> tf.Tensor:

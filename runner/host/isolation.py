@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import threading
 from collections import Counter
@@ -31,8 +32,8 @@ class Isolation:
     and whether TensorFlow's kernels have to be deterministic, with which a program's own sampling may be an error; and
     the defaults of Keras that models read; and whether the standard streams escape characters that their encoding
     lacks, as they do within a run. And a script's own flags, where it looks for them. A run finds Keras's other state
-    as a new process has it. Collectives of a `MirroredStrategy` made within get distinct keys: TensorFlow numbers
-    each strategy's from the same one.
+    as a new process has it. Collectives of a `MirroredStrategy` made within get keys of the run: TensorFlow numbers
+    each strategy's from the same one, and two of a program's own fail on CPUs.
 
     Args:
       defaults: Keras's, as `program_defaults` returns them; None is those in which it is entered first.
@@ -54,6 +55,7 @@ class Isolation:
         self._keras: dict[str, Any] | None = None
         self._random_state: tuple[Any, ...] | None = None
         self._is_deterministic: bool | None = None
+        self._collective_keys = next(_NEW_KEYS)
         self._thread = threading.local()
 
     @contextlib.contextmanager
@@ -73,11 +75,10 @@ class Isolation:
         if flags is not None:
             absl_flags.FLAGS.mark_as_parsed()
         with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext(), self.defaults():
-            if self._keras is None:
-                tensorflow.use_new_collective_keys()
             programs = keras_state.exchange_state(self._keras or keras_state.initial_state(self._policy))
             before = _RANDOM.enter(self._random_state) if uses_random else None
             was_deterministic = _DETERMINISM.enter(self._is_deterministic)
+            programs_keys = _COLLECTIVE_KEYS.enter(self._collective_keys)
             streams = _STREAMS.enter(terminal.escaping_streams())
             self._thread.is_within = True
             if self._check_numerics:
@@ -88,6 +89,7 @@ class Isolation:
                 self._thread.is_within = False
                 tf.debugging.disable_check_numerics()
                 _STREAMS.leave(streams)
+                _COLLECTIVE_KEYS.leave(programs_keys)
                 self._is_deterministic = _DETERMINISM.leave(was_deterministic)
                 if before is not None:
                     self._random_state = _RANDOM.leave(before)
@@ -190,5 +192,7 @@ def _refuse_other_defaults(first: dict[str, Any], second: dict[str, Any]) -> Non
 
 _RANDOM = _ProcessState(_random_state, _set_random_state)
 _DETERMINISM = _ProcessState(tensorflow.is_deterministic, tensorflow.set_deterministic)
+_COLLECTIVE_KEYS = _ProcessState(tensorflow.collective_keys, tensorflow.set_collective_keys)
+_NEW_KEYS = itertools.count(1 << 15, 1 << 16)  # of 32 bits; a program's own begin with 0
 _STREAMS = _ProcessState(terminal.stream_errors, terminal.set_stream_errors)
 _DEFAULTS = _ProcessState(keras_state.defaults, keras_state.set_defaults, _refuse_other_defaults)

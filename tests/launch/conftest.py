@@ -110,9 +110,8 @@ def inside(capfd, monkeypatch):
     `inside.script(path, *flags)`: a script that calls it."""
     import tensorflow as tf
 
-    from crankshaft.engine.internals.tensorflow import use_new_collective_keys
     from crankshaft.launch import train
-    from tests.logical_cpus import make_four
+    from tests.logical_cpus import make_four, use_new_collective_keys
 
     make_four()
 

@@ -21,8 +21,8 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer
-from crankshaft.engine.internals.tensorflow import use_new_collective_keys
 from crankshaft.runner.command_line.flags import Flags
+from tests.logical_cpus import use_new_collective_keys
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
 

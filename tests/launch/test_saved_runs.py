@@ -9,10 +9,9 @@ import shutil
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import use_new_collective_keys
 from crankshaft.engine.record.events import read
 from tests.launch.saved_runs import write
-from tests.logical_cpus import make_four
+from tests.logical_cpus import make_four, use_new_collective_keys
 from tests.runs import manifests
 
 GONE = {  # flags, since the runs were saved

@@ -7,8 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, UsageError, make_optimizer, mean, run
-from crankshaft.engine.internals.tensorflow import use_new_collective_keys
-from tests.logical_cpus import make_four
+from tests.logical_cpus import make_four, use_new_collective_keys
 
 POINTS = np.random.default_rng(0).normal(size=(64, 3)).astype("float32")
 MIRRORED = {"strategy": "mirrored", "num_virtual_devices": 2}

@@ -6,7 +6,7 @@ import threading
 
 import tensorflow as tf
 
-from crankshaft.engine.internals.tensorflow import is_deterministic, set_deterministic
+from crankshaft.engine.internals.tensorflow import collective_keys, is_deterministic, set_deterministic
 from crankshaft.runner.host.isolation import Isolation, program_defaults
 from tests.waiting import PATIENCE
 
@@ -24,6 +24,20 @@ def test_a_program_samples_without_a_seed_between_runs_of_deterministic_kernels(
     with first.entered(uses_random=False):
         assert is_deterministic()
     assert not is_deterministic()
+
+
+def test_a_program_s_strategies_share_no_collective_keys_with_those_of_runs():
+    """TensorFlow's two of one process fail on CPUs, where they reduce values of other shapes."""
+    first, second, programs = Isolation(), Isolation(), collective_keys()
+    with first.entered():
+        mine = collective_keys()
+        with second.entered():
+            theirs = collective_keys()
+        assert collective_keys() == mine
+    assert collective_keys() == programs
+    assert len({programs, mine, theirs}) == 3
+    with first.entered():
+        assert collective_keys() == mine
 
 
 def test_the_last_of_several_threads_runs_gives_the_program_its_state(monkeypatch):
