@@ -117,6 +117,7 @@ OF_OWNERS = {
     "tensorflow.python.data.ops.cache_op.CacheDataset": "_filename",
     "tensorflow.python.data.ops.map_op._ParallelMapDataset": "_deterministic",
     "tensorflow.python.data.ops.padded_batch_op._PaddedBatchDataset": "_batch_size _drop_remainder",
+    "tensorflow.python.data.ops.repeat_op._RepeatDataset": "_count",
     "tensorflow.python.data.ops.shard_op._ShardDataset": "_index _num_shards",
     "tensorflow.python.data.ops.shuffle_op._ShuffleDataset": "_reshuffle_each_iteration _seed2",
     "tensorflow.python.data.ops.snapshot_op._SnapshotDataset": "_path",
