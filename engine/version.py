@@ -7,16 +7,18 @@ import functools
 import hashlib
 from pathlib import Path
 
+from .own_code import FILES_LIKE_USERS, OWN_FILES, ROOT
+
 __version__ = "0.1.0"
-_ROOT = Path(__file__).resolve().parent.parent
-_FOLDERS = ("engine", "input", "launch", "models", "parts", "runner")
+_ROOT = Path(ROOT)
 
 
 @functools.cache
 def build() -> str:
     """Returns a digest of the package's own Python files, 12 hexadecimal digits: alike for a wheel and a checkout."""
     digest = hashlib.sha256()
-    files = [*_ROOT.glob("*.py"), *(path for folder in _FOLDERS for path in (_ROOT / folder).rglob("*.py"))]
+    ours = [Path(path) for path in (*OWN_FILES, *FILES_LIKE_USERS)]
+    files = {file for path in ours for file in ([path] if path.suffix else path.rglob("*.py"))}
     for path in sorted(files):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(content)}\n".encode() + content)

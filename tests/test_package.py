@@ -104,7 +104,8 @@ def test_a_wrong_command_is_one_line_and_the_version_another(tmp_path):
 def test_a_build_is_told_by_its_files_and_a_commit_by_its_own_git(tmp_path):
     for folder in ("engine", "parts"):
         shutil.copytree(ROOT / folder, tmp_path / "crankshaft" / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "__init__.py", tmp_path / "crankshaft")
+    for file in ("__init__.py", "__main__.py"):
+        shutil.copy(ROOT / file, tmp_path / "crankshaft")
     script = "from crankshaft.engine import version; print(version.build(), version.commit())"
 
     def told():

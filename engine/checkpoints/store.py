@@ -438,7 +438,7 @@ class Checkpoints:
                 return
             os.makedirs(saving.folder, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another process's
-                files.make_file(os.path.join(saving.folder, _MARK))
+                files.make_empty(os.path.join(saving.folder, _MARK))
             if self.writer.process:
                 # For the first process to seal.
                 shares.write_note(saving.folder, self.writer.process, self._write_own(saving))

@@ -307,6 +307,11 @@ def make_file(path: str) -> int:
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
+def make_empty(path: str) -> None:
+    """Creates an empty file as `make_file` does."""
+    os.close(make_file(path))
+
+
 def make_folder(path: str, mode: int = 0o777) -> int:
     """Creates a folder at a path where nothing exists, and opens it. Raises OSError."""
     os.mkdir(path, mode)

@@ -123,7 +123,7 @@ class EventFiles:
         stamps = [float(match[1]) + 1e-6 for name in os.listdir(path) if (match := _STAMP.match(name))]
         name = f"events.out.tfevents.{max([time.time(), *stamps]):.6f}.{socket.gethostname()}.{os.getpid()}"
         path = os.path.join(path, name)
-        files.make_file(path)  # nothing has this name, not even a link
+        files.make_empty(path)  # nothing has this name, not even a link
         writer = tf.io.TFRecordWriter(path)
         writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
         if folder not in self._started:

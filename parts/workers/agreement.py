@@ -71,7 +71,7 @@ def check_run_dir(run_dir: str, strategy) -> bool:
     # All look for a file of the chief's random name: one that another job has left must not be taken for it.
     path = os.path.join(run_dir, strategy.exchange(name)[0])
     if strategy.is_chief:
-        files.make_file(path)
+        files.make_empty(path)
     strategy.exchange()  # nobody looks before it is there
     is_seen = files.appears(path)
     found = strategy.exchange([is_seen, is_seen and not strategy.is_chief and can_lock(run_dir)])

@@ -412,3 +412,14 @@ def test_the_best_is_written_beside_the_run_the_newest_alone_and_before_what_fol
     best.restore()
     assert bits(state) == expected[3]
     assert manifests.steps(tmp_path / "others") == {4}
+
+
+@pytest.mark.fast
+def test_a_save_leaves_no_file_open(tmp_path):
+    state = make_state()
+    checkpoints = make(tmp_path, state, keep=2)
+    counts = []
+    for step in range(1, 5):
+        checkpoints.save(step, {}, wait=True)
+        counts.append(len(os.listdir("/proc/self/fd")))
+    assert counts[0] == counts[-1]
