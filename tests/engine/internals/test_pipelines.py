@@ -26,17 +26,21 @@ def dispatcher():
     return tf.data.experimental.service.DispatchServer()
 
 
-def saved(dataset):
+def in_function(make):
+    return SLICES([0]).flat_map(lambda _: make())
+
+
+def saved(dataset, called=lambda make: make()):
     with tempfile.TemporaryDirectory() as folder:
         dataset.save(folder)
-        return tf.data.Dataset.load(folder)
+        return called(lambda: tf.data.Dataset.load(folder))
 
 
-def served(dataset):
+def served(dataset, called=lambda make: make()):
     """A dataset of TensorFlow's data service, which is not read."""
     service, target = tf.data.experimental.service, dispatcher().target
     number = service.register_dataset(target, dataset)
-    return service.from_dataset_id("parallel_epochs", target, number, dataset.element_spec)
+    return called(lambda: service.from_dataset_id("parallel_epochs", target, number, dataset.element_spec))
 
 
 def generated():
@@ -72,8 +76,9 @@ MADE = {
     "saved numbers": (lambda: saved(SLICES(Y)), False),
     "saved, then batches": (lambda: saved(SLICES((X, Y))).shuffle(3).batch(8, drop_remainder=True), True),
     "saved, taken apart": (lambda: saved(batches()).map(lambda x, y: (x, y)).unbatch(), False),
-    "saved in parts": (lambda: SLICES([0]).flat_map(lambda _: saved(batches())), None),
+    "saved in parts": (lambda: saved(batches(), in_function), None),
     "served": (lambda: served(batches()), None),
+    "served in parts": (lambda: served(batches(), in_function), None),
     "served, taken apart": (lambda: served(batches()).unbatch(), False),
     "a variant": (lambda: experimental.from_variant(experimental.to_variant(batches()), batches().element_spec), None),
     "windows": (windows, None),
