@@ -34,7 +34,9 @@ _VARIES |= {
     "no_grpc_proxy",
     "no_proxy",
 }
-_START = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow"}
+# Of the tests' processes: they find `tests`, and the package where these tests do, as in a worktree of git.
+PYTHON_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+_START = {**os.environ, "PYTHONPATH": PYTHON_PATH, "KERAS_BACKEND": "tensorflow"}
 
 
 class Forked:

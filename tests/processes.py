@@ -125,7 +125,7 @@ class Workers:
         self.programs = []
         for index in range(count):
             task = {"cluster": {"worker": self.addresses}, "task": {"type": "worker", "index": index}}
-            variables = {**os.environ, **environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": str(ROOT)}
+            variables = {**os.environ, **environment, "TF_CONFIG": json.dumps(task), "PYTHONPATH": forked.PYTHON_PATH}
             self.programs.append(Program(command, folder / f"worker-{index}", variables, one_file=True))
 
     @property
@@ -173,7 +173,7 @@ class Job(Program):
         super().__init__(
             ["-m", "crankshaft", "local", "--workers=2", "--ps=2", *local, "--", *tasks],
             run_dir.with_name(f"{run_dir.name}.job-{number}"),
-            {**os.environ, "PYTHONPATH": str(ROOT)},
+            {**os.environ, "PYTHONPATH": forked.PYTHON_PATH},
             one_file=True,
         )
 

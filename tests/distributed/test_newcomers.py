@@ -9,7 +9,7 @@ import pytest
 from crankshaft.engine.record.events import read
 from tests import runs
 from tests.distributed.jobs import STEPS_PER_EPOCH
-from tests.processes import ROOT
+from tests.forked import PYTHON_PATH
 
 # The last process is the newcomer, which waits until the others have begun; then they wait for it.
 TASK = """
@@ -44,7 +44,7 @@ STEPS = EPOCHS * STEPS_PER_EPOCH
 def test_a_worker_at_a_new_address_is_included_and_no_step_is_repeated(start_workers, tmp_path):
     (tmp_path / "task.py").write_text(TASK)
     flags = (f"--train_steps={STEPS}", "--mode=train", "--checkpoint_every_steps=32", f"--run_dir={tmp_path / 'run'}")
-    tasks = start_workers(4, tmp_path / "task.py", *flags, "--progress=plain", PYTHONPATH=str(ROOT))
+    tasks = start_workers(4, tmp_path / "task.py", *flags, "--progress=plain", PYTHONPATH=PYTHON_PATH)
     tasks.until(lambda: "to include" in tasks.output(0))
     (tmp_path / "included").touch()
     chief = tasks.ok().output(0)

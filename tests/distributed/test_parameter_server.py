@@ -17,6 +17,7 @@ from crankshaft.engine.record.events import read
 from crankshaft.parts.ask.requests import ask
 from tests import runs
 from tests.distributed.jobs import STEPS_PER_EPOCH, check_updates, variable
+from tests.forked import PYTHON_PATH
 from tests.parts.tensorboard.boards import raw_events
 from tests.processes import ROOT, Job
 from tests.waiting import PATIENCE
@@ -276,7 +277,7 @@ def test_all_rows_of_a_layer_move_as_on_one_device(start, tmp_path):
     script.write_text(ROWS)
     flags = ("--mode=train", "--train_steps=16", "--global_batch_size=8", "--learning_rate=0.05", "--jit=off")
     job = start("run", *flags, script=script, local=("--workers=1",)).ok()
-    here = {**os.environ, "PYTHONPATH": str(ROOT)}
+    here = {**os.environ, "PYTHONPATH": PYTHON_PATH}
     command = [sys.executable, script, *flags, f"--run_dir={tmp_path}/one"]
     subprocess.run(command, check=True, env=here, capture_output=True, timeout=PATIENCE)
     ours, theirs = runs.tensors(tmp_path / "one"), runs.tensors(job.run_dir)

@@ -22,8 +22,9 @@ from absl import flags
 from absl.testing import flagsaver
 
 from tests import runs
+from tests.forked import PYTHON_PATH
 from tests.launch.local_tasks import TASK
-from tests.processes import ROOT, Outcome, Program
+from tests.processes import Outcome, Program
 
 DIGITS = ("--input=digits", "--jit=off")
 MLP = ("--model=mlp", "--model_arg=hidden_units=16", *DIGITS)
@@ -57,7 +58,7 @@ class Crank:
         self, *arguments: str, script: str | os.PathLike | None = None, command: str = "train", tensorflow: bool = True
     ) -> Program:
         """Starts `crankshaft COMMAND ARGUMENTS`, or a script; without `tensorflow`, importing it is an error."""
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [PYTHON_PATH]
         if not tensorflow:
             stub = self._folder / "stub" / "tensorflow"
             stub.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer
 from crankshaft.runner.command_line.flags import Flags
+from tests.forked import PYTHON_PATH
 from tests.logical_cpus import use_new_collective_keys
 from tests.pages import GUIDES, ROOT, blocks, words
 from tests.waiting import PATIENCE
@@ -116,7 +117,7 @@ class Reader:
                 self._inside.script(script, *flags).ok()
             case _:
                 path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
-                environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+                environment = {**os.environ, "PATH": path, "PYTHONPATH": PYTHON_PATH}
                 done = subprocess.run(
                     ["bash", "-ec", command], env=environment, capture_output=True, text=True, timeout=PATIENCE
                 )

@@ -19,6 +19,7 @@ from crankshaft.engine.machine import cpus
 from crankshaft.engine.machine.threads import pid_space
 from crankshaft.runner.failures import RunError, UsageError
 from crankshaft.runner.host import locks, process, signals, startup
+from tests.forked import PYTHON_PATH
 from tests.limits import files_no_larger_than
 from tests.processes import ROOT, Program
 from tests.waiting import PATIENCE, wait_until
@@ -197,7 +198,9 @@ def test_a_run_waits_for_a_lost_hosts_lock_which_is_an_error_that_may_be_tried_a
         with pytest.raises(RunError, match="by process 7 on host elsewhere"), locks.lock(str(tmp_path), None, 0.1):
             pass
         flags = ("--model=mlp", "--input=digits", "--train_steps=2", "--progress=plain", f"--run_dir={tmp_path}")
-        run = Program(["-m", "crankshaft", "train", *flags], tmp_path / "out", {**os.environ, "PYTHONPATH": str(ROOT)})
+        run = Program(
+            ["-m", "crankshaft", "train", *flags], tmp_path / "out", {**os.environ, "PYTHONPATH": PYTHON_PATH}
+        )
         try:
             waits = "by process 7 on host elsewhere; wait for it, end it, or use another run_dir; this process waits"
             wait_until(lambda: waits in run.err, run.process)
@@ -244,7 +247,7 @@ def test_ctrl_c_before_a_program_is_at_work_ends_it_in_a_line(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     for number, seconds in enumerate(moments):
         program = Program(
-            ["-m", "crankshaft", *command], tmp_path / str(number), {**os.environ, "PYTHONPATH": str(ROOT)}
+            ["-m", "crankshaft", *command], tmp_path / str(number), {**os.environ, "PYTHONPATH": PYTHON_PATH}
         )
         try:
             time.sleep(seconds)
