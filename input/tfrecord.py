@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..engine import logging
 from ..engine.data.run_data import Data
 from ..engine.errors import BadRecordError, SourceError
 from .checks import check_at_least
@@ -31,6 +32,7 @@ _KIND = listing.FileKind(
     "expected records, found none; leave it out, or write it again",
     beside=BESIDE,
 )
+_SLOW_BLOCKS = 3  # of a slow disk until a line says so: a single read may be slow anywhere
 _PIECE = 512  # records read before they are checked: they stay in the processor's cache
 
 
@@ -75,6 +77,7 @@ class TFRecords(ExampleSource):
 
     def __init__(self, paths: list[str], features_by: Callable[[Callable[[], list[bytes]]], Features]):
         self._index: Index = record_index.open_index(paths)
+        self._slow_blocks = 0  # that were read apart, from a slow disk
         super().__init__(features_by(self.samples))
 
     def __len__(self) -> int:
@@ -86,6 +89,13 @@ class TFRecords(ExampleSource):
         in_order = [b""] * len(indices)
         # Of consecutive records, as of a chunk, each shard's are one read.
         are_apart = self._index.files.are_slow and bool((np.diff(indices) != 1).any())
+        self._slow_blocks += are_apart
+        if self._slow_blocks == _SLOW_BLOCKS:
+            logging.warning_once(
+                "%s: a read takes more than a millisecond, as on a network's disk, and by default each example is one; "
+                "shuffle_window=N, a number of chunks, reads many examples at once",
+                os.path.dirname(self._index.files.paths[0]),
+            )
         size = -(-len(order) // READS_AT_ONCE) if are_apart else _PIECE
         pieces = [order[start : start + size] for start in range(0, len(order), size)]
         read = at_once if are_apart else map

@@ -431,6 +431,16 @@ def test_records_that_lie_apart_are_read_at_once_from_a_slow_disk(shards, meetin
     np.testing.assert_array_equal(numbers, labels[indices])
 
 
+def test_a_line_names_what_helps_where_each_example_is_a_slow_read(shards, meeting, caplog):
+    folder, pixels, _ = shards
+    source = opened(folder)
+    for _ in range(4):
+        np.testing.assert_array_equal(source.read(np.array([0, 40, 90]))[0], pixels[[0, 40, 90]])
+    (line,) = [record.getMessage() for record in caplog.records if "a read takes more than" in record.getMessage()]
+    assert line.startswith(f"{folder}: a read takes more than a millisecond")
+    assert "shuffle_window=N, a number of chunks, reads many examples at once" in line
+
+
 def test_consecutive_records_are_one_read_of_a_slow_disk(shards, monkeypatch, meeting):
     folder, pixels, _ = shards
     source, slow, reads = opened(folder), os.pread, []
