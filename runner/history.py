@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -116,10 +115,15 @@ class History(Windowed):
 
     def means(self) -> dict[str, float | None]:
         """Returns the training metrics' means of the newest entry that has them; before one, of the steps so far."""
-        for entry in itertools.chain(reversed(self._entries), reversed(self.entries)):
+        for entry in self._newest_first():
             if means := {name[6:]: value for name, value in entry.items() if name.startswith("train_")}:
                 return means
         return {**self.window.totals.steady_means()}
+
+    def _newest_first(self) -> Iterator[dict[str, Any]]:
+        """Yields this process's entries, and then all: those of others are read only if these do not do."""
+        yield from reversed([*self._entries])
+        yield from reversed(self.entries)
 
     def rates(self) -> dict[str, float | None]:
         """Returns the run's rates after the first call; of the first if it was all, None without a step."""
