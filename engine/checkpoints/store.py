@@ -86,7 +86,7 @@ class Checkpoints:
     write only their shards of variables (`parts.sharding.shards`), into the same directory.
 
     Args:
-      check: raises if the run has lost its folder. Called before each save.
+      check: raises if the run has lost its folder. Called before each save, and before it is written, in any thread.
       overtakes: whether a save waits for no earlier one: one that has not begun to be written gives way to it. Only
         saves of one process do.
       after: other checkpoints of the run: what was saved there before a save here is on the disk before it.
@@ -436,6 +436,7 @@ class Checkpoints:
         try:
             if not is_due():
                 return
+            self.check()  # it may have waited for others
             os.makedirs(saving.folder, exist_ok=True)
             with contextlib.suppress(FileExistsError):  # another process's
                 files.make_empty(os.path.join(saving.folder, _MARK))

@@ -322,20 +322,23 @@ def _make_locked(path: str, make: Callable[[str], int]) -> tuple[str, int]:
     """Makes a temporary file or folder; returns its path and a descriptor with its lock, which `_clean_up` respects."""
     while True:
         temporary = f"{path}.{secrets.token_hex(_RANDOM_BYTES)}{_SUFFIX}"
-        with contextlib.suppress(FileNotFoundError):  # another process removed a folder before it was opened
+        try:
             lock = make(temporary)
-            is_held = False
-            try:
-                # Without waiting: whoever may read it may have locked it first, for ever.
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                is_held = True
-            except OSError:  # a file system without locks: nothing is removed there either
-                pass
-            if not is_held and os.path.lexists(temporary):
-                return temporary, lock
-            os.close(lock)
-            _remove(temporary)
+        except FileNotFoundError:
+            os.stat(os.path.dirname(path) or os.curdir)  # raises it again if the folder around is gone
+            continue  # another process removed a folder before it was opened
+        is_held = False
+        try:
+            # Without waiting: whoever may read it may have locked it first, for ever.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = True
+        except OSError:  # a file system without locks: nothing is removed there either
+            pass
+        if not is_held and os.path.lexists(temporary):
+            return temporary, lock
+        os.close(lock)
+        _remove(temporary)
 
 
 def _clean_up(folder: str, name: str) -> None:

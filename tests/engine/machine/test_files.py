@@ -236,3 +236,8 @@ def test_a_file_system_without_fsync_loses_no_write_and_is_named_once_for_files(
         files.sync("/proc/self/stat")
     (record,) = caplog.records
     assert "the file system at /proc can't wait until a file is on its disk" in record.getMessage()
+
+
+def test_a_folder_that_is_gone_is_an_error_at_once(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        files.write_text(str(tmp_path / "gone" / "file"), "text")
