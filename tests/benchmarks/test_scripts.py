@@ -37,6 +37,7 @@ SMALLEST = {
     "message_times": [""],
     "monitor_page": ["--workers=3 --windows=10"],
     "open_run_calls": ["--calls=5 --opens=1"],
+    "moved": ["word2vec"],
     "overhead": ["--rounds=1 --measuring"],
     "parts": [f"--part=all {MLP}"],
     "plan_simulation": ["--workers=1,2"],
