@@ -18,5 +18,5 @@ def make_four() -> None:
 
 
 def use_new_collective_keys() -> None:
-    """Has the program's next `MirroredStrategy` number its collectives anew: all begin with one number."""
+    """Gives the program's next `MirroredStrategy` new collective keys: TensorFlow begins each with the same key."""
     tf.distribute.MirroredStrategy._collective_key_base += 1 << 16
