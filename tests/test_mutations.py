@@ -150,7 +150,7 @@ def _all_of(load: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _tfrecord(name: str):
-    """Returns a maker of TFRecord shards, whose index is rebuilt if it does not fit, or of the file `name` beside them."""
+    """Returns a maker of TFRecord shards, whose index is rebuilt if it does not fit, or of the file beside them."""
 
     def make(folder: pathlib.Path) -> Case:
         pixels, labels = test_tfrecord.images(30, 1000)
