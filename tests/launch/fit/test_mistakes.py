@@ -117,7 +117,7 @@ MISTAKES = {
         {"y": sample(1)[:, 0]},
     ),
     "the batch size of the input sequences must be the same": (stateful, {"x": sample(8, 1), "y": sample(2)}),
-    "value 8, but received input with shape (None, 7)": (mlp, {"x": sample(7)}),
+    "value 8, but received input with shape (32, 7)": (mlp, {"x": sample(7)}),
     "has the metric": (lambda: compiled(keras.Sequential([*LINE, Meter()])), {}),
     "epoch is unknown; did you mean initial_epoch or steps_per_epoch or epochs?": (mlp, {"epoch": 3}),
     "batchsize is unknown; did you mean batch_size or validation_batch_size?": (mlp, {"batchsize": 3}),
