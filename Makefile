@@ -65,7 +65,7 @@ release: $(INSTALLED) ## build an sdist and a wheel, and check them in an enviro
 	  "Next: date CHANGELOG.md's section, commit; git tag $$version && git push origin main $$version;" \
 	  "$(VENV_PYTHON) -m twine upload dist/*; raise the version in setup.cfg and engine/version.py, begin its section."
 
-saved-runs: $(INSTALLED) ## write again the run_dirs that tests resume, after a deliberate change of what a run saves
+saved-runs: $(INSTALLED) ## write the run_dirs of this version that tests resume, beside those of earlier ones
 	@$(VENV_PYTHON) -m tests.launch.saved_runs.write $(ARGS)
 
 browser: ## install the Chromium that tests of the page open, where there is none, by Debian's packages (as root)

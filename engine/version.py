@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .own_code import FILES_LIKE_USERS, OWN_FILES, ROOT
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 _ROOT = Path(ROOT)
 
 
@@ -41,6 +41,6 @@ def commit() -> str | None:
 
 
 def described() -> str:
-    """Returns "0.1.0 (build 0123456789ab, commit 0123abcd)", as people are shown it."""
+    """Returns "1.0.0 (build 0123456789ab, commit 0123abcd)", as people are shown it."""
     at = f", commit {sha[:8]}" if (sha := commit()) else ""
     return f"{__version__} (build {build()}{at})"

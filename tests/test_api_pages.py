@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from tests import promised
 from tests.pages import ROOT
 
 # The modules whose `__all__` is public; a name of several is that of the first.
@@ -49,3 +50,9 @@ def test_an_entry_says_what_a_caller_needs_and_its_examples_run(entry):
     report: list[str] = []
     doctest.DocTestRunner().run(found, out=report.append)
     assert not report, "".join(report)
+
+
+def test_names_arguments_and_flags_that_a_release_has_promised_are_there():
+    kept = (ROOT / "tests" / "promised.txt").read_text("utf-8").splitlines()
+    assert set(kept) - set(promised.lines()) == set()
+    assert {"crankshaft.fit(batch_size)", "crankshaft train --train_steps"} <= set(kept)

@@ -87,7 +87,7 @@ def mutated(content: bytes, chance: random.Random) -> bytes:
 
 
 RUN = ("--model=mlp", "--model_arg=hidden_units=4", "--input=synthetic", "--input_arg=examples=200", "--train_steps=4")
-SAVED = pathlib.Path(__file__).parent / "launch" / "saved_runs" / "one_device"
+SAVED = pathlib.Path(__file__).parent / "launch" / "saved_runs" / "1.0.0" / "one_device"
 
 
 def _run_file(name: str, read: Callable[[pathlib.Path], Any], content: bytes | None = None):

@@ -10,6 +10,7 @@ import venv
 
 import pytest
 
+from crankshaft.engine.version import __version__
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -111,7 +112,7 @@ def test_a_wheel_installs_one_package(installed):
         capture_output=True,
         text=True,
     )
-    assert done.stdout.splitlines() == [str(packages / "crankshaft" / "__init__.py"), "0.1.0"]
+    assert done.stdout.splitlines() == [str(packages / "crankshaft" / "__init__.py"), __version__]
 
 
 @pytest.mark.slow

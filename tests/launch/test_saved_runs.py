@@ -1,7 +1,4 @@
-"""Runs that an earlier version has saved (tests/launch/saved_runs) are resumed, and end as if they had not stopped.
-
-Where one fails since what a run saves was changed on purpose, `make saved-runs` writes them again.
-"""
+"""Runs that a version has saved (tests/launch/saved_runs/VERSION) are resumed, and end as if they had not stopped."""
 
 import json
 import shutil
@@ -41,15 +38,16 @@ def named(run_dir) -> dict[str, set]:
     }
 
 
+@pytest.mark.parametrize("version", sorted(each.name for each in write.HERE.iterdir() if each.name[0].isdigit()))
 @pytest.mark.parametrize(
     "name", ["one_device", "two_replicas", "fit", pytest.param("parameter_servers", marks=pytest.mark.slow)]
 )
-def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, tmp_path, monkeypatch):
+def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, version, tmp_path, monkeypatch):
     make_four()
     use_new_collective_keys()
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / name
-    shutil.copytree(write.HERE / name, run_dir)
+    shutil.copytree(write.HERE / version / name, run_dir)
     before = named(run_dir)
     try:
         result = write.RUNS[name](name, write.END)
@@ -57,7 +55,7 @@ def test_a_saved_run_goes_on_and_all_that_it_has_saved_has_the_same_name(name, t
         tf.keras.config.set_dtype_policy("float32")
     starts = [line.step for line in read(run_dir / "events.jsonl") if line.kind == "start"]
     assert starts == [0, write.SAVED]
-    expected = json.loads((write.HERE / name / "expected.json").read_text())
+    expected = json.loads((write.HERE / version / name / "expected.json").read_text())
     for split, means in expected.items():
         assert result[split] == pytest.approx(means, rel=3e-4)  # another machine rounds otherwise, float16 most
     after = named(run_dir)

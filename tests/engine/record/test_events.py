@@ -130,8 +130,8 @@ def test_what_came_before_the_newest_start_is_kept_unread(tmp_path, monkeypatch)
 
 
 def test_what_real_runs_recorded_is_of_the_schema():
-    records = sorted((ROOT / "tests" / "launch" / "saved_runs").glob("*/events.jsonl"))
-    assert len(records) == 4
+    records = sorted((ROOT / "tests" / "launch" / "saved_runs").glob("*/*/events.jsonl"))
+    assert len(records) % 4 == 0 < len(records)
     for path in records:
         lines = path.read_bytes().splitlines()
         assert [line.event for line in read(str(path))] == [json.loads(line) for line in lines]

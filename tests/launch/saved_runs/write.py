@@ -1,4 +1,4 @@
-"""Trains the runs in this folder, which tests/launch/test_saved_runs.py resumes: `make saved-runs` writes them again.
+"""Trains the runs that tests/launch/test_saved_runs.py resumes, one folder a version: `make saved-runs` writes its own.
 
 Each was stopped at step 12; `expected.json` has the result at step 20 of the same run without a stop. Optimizers, hooks
 and layers are those that keep state. `make saved-runs ARGS="fit one_device"` writes some.
@@ -22,7 +22,7 @@ import crankshaft
 from tests.logical_cpus import make_four
 
 HERE = pathlib.Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+ROOT, NEW = HERE.parents[2], HERE / crankshaft.__version__
 SAVED, END, PER_EPOCH = 12, 20, 4  # steps
 RESULTS = "train", "eval"
 
@@ -129,12 +129,12 @@ def write(name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         RUNS[name](name, SAVED)  # a relative run_dir: no path of this machine is saved
-        shutil.rmtree(HERE / name, ignore_errors=True)
-        shutil.copytree(name, HERE / name, ignore=unread)
+        shutil.rmtree(NEW / name, ignore_errors=True)
+        shutil.copytree(name, NEW / name, ignore=unread)
         result = RUNS[name]("whole", END)
         os.chdir(HERE)
     expected = {split: result[split] for split in RESULTS}
-    (HERE / name / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+    (NEW / name / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
 
 
 if __name__ == "__main__":
