@@ -17,7 +17,7 @@ from tests.launch.local_tasks import ROOT
 from tests.waiting import PATIENCE
 
 BY_OTHERS = {"bare", "forms", "links"}  # which start them
-ELSEWHERE = {"gpu", "keras_suite"}  # test_gpu.py, test_keras_suite.py
+ELSEWHERE = {"gpu", "keras_suite", "mutants"}  # test_gpu.py and so on
 MLP = "--model=mlp --input=digits"
 SHORT = "--rounds=1 --seconds=0.2"
 SMALLEST = {
