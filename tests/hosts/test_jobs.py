@@ -1,6 +1,6 @@
 """Jobs on hosts: mistakes, poor links and lost hosts. Each prints how soon it was noticed, the lines and exit codes.
 
-Once all have passed, they write the table of docs/hosts.md again.
+Once all have passed, they write the table of README.md again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAVED = "was in memory, and is saved now"
 EPOCHS, FEW = 25, 6
 
 
-PAGE = ROOT / "docs/hosts.md"
+PAGE = ROOT / "tests/hosts/README.md"
 HEADER = "| what | on the hosts | exit codes |\n|---|---|---|\n"
 
 
@@ -64,9 +64,8 @@ def report(request):
     made = Report()
     yield made
     if not request.session.testsfailed and len(made.rows) > request.session.testscollected > 20:
-        before, _, rest = PAGE.read_text().partition(HEADER)
-        _, _, after = rest.partition("\n\n")
-        PAGE.write_text(f"{before}{HEADER}{''.join(made.rows.values())}\n{after}")
+        before, _, _ = PAGE.read_text().partition(HEADER)
+        PAGE.write_text(f"{before}{HEADER}{''.join(made.rows.values())}")
 
 
 @pytest.fixture
