@@ -52,7 +52,7 @@ HOLDS = {
     "docs/mesh.md": "abs(sharded.result['eval']['loss'] / one.result['eval']['loss'] - 1) < 1e-5",
     "docs/model.md": "done.result['eval']['loss'] < 0.01 and best.count_params() == 4"
     " and [result_of('runs/mine')[key] for key in ('strategy', 'stop')] == ['on_cpu', 'good enough']",
-    "docs/monitoring.md": "len(rows) >= 8 and done.result['stop'] == 'good enough'",
+    "docs/monitoring.md": "len(history) >= 8 and done.result['stop'] == 'good enough'",
     "docs/resume.md": "model(tf.zeros([1, 28, 28, 1])).shape == (1, 10)",
     "docs/your_own_loop.md": "run.step == 5 and run.extra == {'labelled': 40} and known < 800",
     "Semi-supervised training": "matched.result['eval']['accuracy'] > 0.9",
