@@ -82,7 +82,7 @@ def test_the_guide_runs_in_a_notebook(tmp_path, monkeypatch):
     assert "step" in page["data"]["text/html"]
     assert "resumed at step 65 of 130" in texts(code[2])
     result = json.loads((tmp_path / "runs" / "two" / "result.json").read_text())
-    assert (result["step"], result["strategy"]) == (26, "multi_worker")
+    assert (result["step"], result["strategy"]) == (46, "multi_worker")
 
 
 @pytest.mark.slow
