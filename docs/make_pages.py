@@ -27,9 +27,9 @@ _MADE = re.compile(r"(<!-- made of .* -->\n).*(<!-- end -->\n)", re.DOTALL)
 
 _INTRODUCTION = """# Flags
 
-`crankshaft train --help` prints this list, `--helpshort` the flags that most runs use. In Python, `crankshaft.run` takes
-flags as keywords. Values are checked before TensorFlow starts. A flag that would have no effect is an error, which names
-[the line to write](model.md#a-flag-that-has-no-effect). `--debug` and `--nodebug` are `--debug=true` and `false`.
+`crankshaft train --help` prints this list, `--helpshort` the flags that most runs use. In Python, `crankshaft.run`
+takes flags as keywords. Values are checked before TensorFlow starts. A flag that would have no effect is an error,
+which names [the line to write](model.md#a-flag-that-has-no-effect). `--nodebug` is `--debug=false`.
 
 Flags may be in a file: `--flagfile=run.flags`, one per line, or `--config=run.yaml` (`pip install PyYAML`; JSON without
 it), also a run's own `config.json`, with another `--run_dir`. The command line takes precedence over `--config`, and
