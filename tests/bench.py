@@ -163,6 +163,17 @@ def train_with_hooks(strategy, state, hooks, until: int, **how):
     return loop.status
 
 
+class _FirstWorker(Replicated):
+    """The first of several workers, each with examples of its own; the others' replicas are here too, and have none."""
+
+    def __init__(self, workers: int, *how):
+        super().__init__(*how)
+        self.host_names = [f"worker {i}" for i in range(workers)]
+
+    def exchange(self, value=None) -> list:
+        return [value, *[0] * (self.num_hosts - 1)]
+
+
 @functools.cache  # the fixture stands in several folders, and each strategy is to be one in the process
 def _distribution(replicas: int) -> tf.distribute.Strategy:
     if replicas == 1:
@@ -189,7 +200,8 @@ def distribution():
 def bench(distribution):
     """bench(trainer, source, batch_size, replicas, ...): a `Bench`.
 
-    With `unrolls`, small steps are unrolled as in long runs, which takes five traces of the step instead of one.
+    With `unrolls`, small steps are unrolled as in long runs, which takes five traces of the step instead of one. With
+    `workers`, the dataset is the own of the first of so many, and the replicas of the others have no examples.
     """
 
     def make(
@@ -210,6 +222,7 @@ def bench(distribution):
         device: str | None = None,
         vocabulary: dict[str, int] | None = None,
         model: int = 1,
+        workers: int = 1,
         shard_optimizer: bool = False,
         saved_data: dict | None = None,
         **options,
@@ -217,8 +230,10 @@ def bench(distribution):
         options, source = StepOptions(**options), split_of(source)
         eval_source = None if eval_source is None else split_of(eval_source)
         on = tf.distribute.OneDeviceStrategy(device) if device else distribution(replicas)
-        made = StrategyOptions(feed_options=feed or FeedOptions(), steps_per_loop=block_steps)
-        strategy = Replicated("test", on, made, lay_out(on, {"model": model}, shard_optimizer))
+        feed_options = feed or FeedOptions(auto_shard="off" if workers > 1 else "auto")
+        how = StrategyOptions(feed_options=feed_options, steps_per_loop=block_steps)
+        placed = "test", on, how, lay_out(on, {"model": model}, shard_optimizer)
+        strategy = _FirstWorker(workers, *placed) if workers > 1 else Replicated(*placed)
         with strategy.scope():
             context = RunContext(options, num_classes, vocabulary, example=form.example(source))
             state = TrainState(prepare(trainer, context, reduction))

@@ -1,7 +1,6 @@
 """Each example of an epoch reaches replica code exactly once, whichever way the data goes, on any replicas.
 
-Examples are their own ids, from 1 on (0 is the stand-in of a replica that has none); replica code writes the ids that
-it sees into a variable, which is read back.
+Examples are their own ids, from 1 on; replica code writes the ids that it sees into a variable, which is read back.
 """
 
 import collections
@@ -130,8 +129,8 @@ def recorder(bench, compiled):
     return get
 
 
-# Whole batches; a remainder; one smaller than the replicas (so that one has no example); one example; a batch larger
-# than the data; a batch that does not divide over replicas.
+# Whole batches; a remainder; one smaller than the replicas, each of which computes it; one example; a batch larger than
+# the data; a batch that does not divide over replicas.
 SIZES = [(24, 6), (26, 6), (25, 6), (1, 6), (5, 12), (20, 10)]
 
 

@@ -48,17 +48,31 @@ def test_what_layers_add_is_each_replicas_own_where_replicas_take_turns(bench):
     np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
 
 
-def run(bench, trainer, replicas, steps=12, **options):
-    made = bench(trainer, images(), 9, replicas, num_classes=4, optimizer="momentum", learning_rate=0.05, **options)
+def run(bench, trainer, replicas, steps=12, data=None, batch_size=9, **options):
+    options |= {"num_classes": 4, "optimizer": "momentum", "learning_rate": 0.05}
+    made = bench(trainer, data or images(), batch_size, replicas, **options)
     return made.curve(steps), made
 
 
-# 20 examples by 9: batches of 9, 9 and 2, so that with four replicas two have no example in every third step.
+# 20 examples by 9: batches of 9, 9 and 2, which four replicas each compute, in every third step.
 @pytest.mark.parametrize("replicas", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_replicas_with_and_without_examples_learn_what_one_device_learns(bench, replicas):
+def test_replicas_learn_what_one_device_learns_however_few_examples_there_are(bench, replicas):
     """Sums in another order: 1e-7 a step in float32, which 12 steps with momentum make some 5e-6."""
     curve, one = run(bench, Normalised(), 1)
     other_curve, many = run(bench, Normalised(), replicas)
+    assert_alike(many, other_curve, one, curve)
+
+
+def test_replicas_without_examples_add_nothing_to_moments(bench):
+    """Two of four, those of a worker without examples of its own; and one of the others at each epoch's end."""
+    examples = tuple(array[:19] for array in images())
+    curve, one = run(bench, Normalised(), 1, 6, examples, shuffle=False)
+    stream = tf.data.Dataset.from_tensor_slices(examples)
+    other_curve, many = run(bench, Normalised(), 4, 6, stream, 18, workers=2, shuffle=False)
+    assert_alike(many, other_curve, one, curve)
+
+
+def assert_alike(many, other_curve, one, curve):
     np.testing.assert_allclose(other_curve, curve, rtol=2e-5)
     for variable, other in zip(one.trainer.model.variables, many.trainer.model.variables, strict=True):
         np.testing.assert_allclose(many.held(other), variable.numpy(), rtol=1e-4, atol=1e-5)

@@ -42,7 +42,7 @@ def by_pairs(features, labels, weights=None):
     ("replicas", "weighted", "form", "options"),
     [
         (1, True, tuple, {"parallel_micro_batches": 2, "eval_batch_size": 7}),
-        (2, True, tuple, {}),  # a last batch of 1: one replica has none
+        (2, True, tuple, {}),  # a last batch of 1: both replicas have it, and one counts
         (3, False, tuple, {"parallel_micro_batches": 2}),
         (2, False, tf.data.Dataset.from_tensor_slices, {}),
     ],

@@ -118,7 +118,7 @@ def by_keras(model, weighted):
     ("replicas", "weighted", "options"),
     [
         pytest.param(1, False, {"jit": True}, marks=pytest.mark.slow),
-        (2, True, {"accumulate_steps": 2}),  # a last batch of 1: one replica has none, the other one micro-batch
+        (2, True, {"accumulate_steps": 2}),  # a last batch of 1: one micro-batch
     ],
 )
 def test_values_are_keras_ones_over_all_examples(bench, replicas, weighted, options):

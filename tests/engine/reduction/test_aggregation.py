@@ -56,8 +56,8 @@ class Plain(Squares):
         return tf.keras.Sequential([self.layer(), tf.keras.layers.Dense(1)])
 
 
-def check(made, replicas, epochs=3):
-    """Trains on 7 examples by 5, uneven shares and with three replicas one without an example."""
+def check(made, epochs=3):
+    """Trains on 7 examples by 5: uneven shares, and fewer examples than three replicas, each of which has both."""
     made.train(2 * epochs)
     layer = made.trainer.model.layers[0]
     average = np.zeros(3)
@@ -79,6 +79,7 @@ def check(made, replicas, epochs=3):
     ("replicas", "options"),
     [
         (2, {}),
+        (4, {"workers": 2}),  # two of which have no examples
         pytest.param(3, {}, marks=pytest.mark.slow),
         pytest.param(4, {"model": 2}, marks=pytest.mark.slow),
         pytest.param(3, {"shard_optimizer": True}, marks=pytest.mark.slow),
@@ -88,7 +89,9 @@ def check(made, replicas, epochs=3):
 def test_state_of_layers_is_one_devices_by_its_declared_aggregation(bench, replicas, options):
     if wire := options.pop("reduce_dtype", None):
         options["reduction"] = Reduction(wire)
-    check(bench(Plain(), DATA, 5, replicas, shuffle=False, optimizer="sgd", **options), replicas)
+    of_own = "workers" in options
+    data, batch_size = (tf.data.Dataset.from_tensor_slices(DATA), 10) if of_own else (DATA, 5)
+    check(bench(Plain(), data, batch_size, replicas, shuffle=False, optimizer="sgd", **options))
 
 
 class TwoUpdates(Plain):
@@ -399,6 +402,14 @@ class Replay(Plain):
         self.ring.assign(tf.tensor_scatter_nd_update(self.ring, rows[:, None], batch[0]))
         self.at.assign_add(tf.shape(batch[0])[0])
         return super().train_step((self.ring + 0.0, tf.zeros(4)))
+
+
+def test_a_replica_without_examples_keeps_its_own_state(bench):
+    """7 examples by 5: uneven shares of the two replicas that have any."""
+    made = bench(Replay(), tf.data.Dataset.from_tensor_slices(DATA), 10, 4, workers=2, shuffle=False)
+    made.train(2)
+    assert made.copies(made.trainer.at) == [3, 4, 0, 0]
+    assert not np.any(made.copies(made.trainer.ring)[2:])
 
 
 class Scattering(Replay):

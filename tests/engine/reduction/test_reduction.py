@@ -24,14 +24,16 @@ def reduce(strategy, reduction, counts, make_gradients, averages=()):
         for variable in averages:
             variable.assign(variable + 10.0 * replica)
         count = tf.constant(counts[replica], tf.float32) + 0.0 * tf.random.uniform([])  # not known when traced
-        with StepContext(has_examples=count > 0):
-            gradients, count = reduction.sum(make_gradients(replica), count, averages)
+        given, has_examples = make_gradients(replica), count > 0
+        with StepContext(has_examples=has_examples):
+            computed = tf.where(has_examples, count, 1.0)  # one of zeros stands in for none
+            gradients, count = reduction.sum(given, computed, averages)
         dense = [
             {"values": g.values, "indices": g.indices} if isinstance(g, tf.IndexedSlices) else g
             for g in gradients
             if g is not None
         ]
-        assert [g is None for g in gradients] == [g is None for g in make_gradients(replica)]
+        assert [g is None for g in gradients] == [g is None for g in given]
         return dense, count
 
     result = tf.function(lambda: strategy.run(step), autograph=False)()
@@ -102,9 +104,9 @@ def test_counts_are_exact_on_any_wire(distribution, wire):
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_slices_come_back_as_those_of_all_replicas(distribution, wire):
-    """One replica holds none, another the same row twice; a 16-bit wire rounds them as it does dense values."""
-    rows = [np.zeros((0, 2), np.float32), np.array([[1.001, 2], [3, 4], [5, 6]], np.float32)]
-    ids = [[], [1, 4, 1]]
+    """One replica holds none, but that of zeros which stand in, another the same row twice; rounded as dense values."""
+    rows = [np.full((1, 2), np.nan, np.float32), np.array([[1.001, 2], [3, 4], [5, 6]], np.float32)]
+    ids = [[0], [1, 4, 1]]
 
     def gradients(r):
         return [tf.IndexedSlices(tf.constant(rows[r]), tf.constant(ids[r], tf.int32), tf.constant([6, 2])), None]
@@ -142,7 +144,9 @@ def test_a_replica_without_examples_adds_nothing_whatever_it_computed(distributi
         return [tf.constant([1.0, 2.0] if r == 0 else [np.nan, np.inf])]
 
     results = reduce(strategy, Reduction(wire), [4.0, 0.0], gradients, [statistic])
-    assert [g.tolist() for (g,), _ in results] == [[1.0, 2.0]] * 2
+    assert [(g.tolist(), count) for (g,), count in results] == [([1.0, 2.0], 4.0)] * 2
+    for copy in strategy.experimental_local_results(statistic):
+        np.testing.assert_array_equal(copy, [5.0, 6.0])
 
 
 def test_one_replica_is_left_alone(distribution):

@@ -23,8 +23,8 @@ class Contrastive(Trainer):
         return tf.keras.Sequential([tf.keras.layers.Dense(6, activation="tanh"), tf.keras.layers.Dense(3)])
 
     def loss(self, outputs, batch):
-        losses = 0.0
-        for mine, others in ((outputs, batch[1]), (batch[1], outputs)):
+        losses, views = 0.0, batch[1] + 1.0  # an example of zeros has a gradient, too
+        for mine, others in ((outputs, views), (views, outputs)):
             others, first = gather(self, others)
             own = first + tf.range(tf.shape(mine)[0])
             losses += tf.nn.sparse_softmax_cross_entropy_with_logits(own, tf.matmul(mine, others, transpose_b=True))
@@ -33,7 +33,7 @@ class Contrastive(Trainer):
 
 @pytest.mark.parametrize("batch_size", [pytest.param(6, marks=pytest.mark.slow), 8])
 def test_two_replicas_have_the_gradient_and_the_loss_of_one(bench, batch_size):
-    """Two epochs of 17 examples, evaluated in 8, 8 and 1: then a replica has none, as in training by 8."""
+    """Two epochs of 17 examples, evaluated in 8, 8 and 1, which both have then, as in training by 8."""
     options = {"eval_source": (SPREAD, VIEWS), "eval_batch_size": 8, "learning_rate": 0.1}
     one, two = (bench(Contrastive(), (SPREAD, VIEWS), batch_size, n, **options) for n in (1, 2))
     curve = one.curve(6)
@@ -42,6 +42,15 @@ def test_two_replicas_have_the_gradient_and_the_loss_of_one(bench, batch_size):
     evaluated = [each.strategy.evaluate().values()["loss"] for each in (one, two)]
     np.testing.assert_allclose(evaluated[1], evaluated[0], rtol=1e-5)
     assert_close(two.trainer.model.variables, one.trainer.model.variables, atol=2e-5)
+
+
+def test_a_replica_without_examples_brings_none_to_compare_with(bench):
+    """Two of four, and at an epoch's end a third; of 17 by 8."""
+    data, options = (SPREAD, VIEWS), {"learning_rate": 0.1, "shuffle": False}
+    one = bench(Contrastive(), data, 8, **options)
+    many = bench(Contrastive(), tf.data.Dataset.from_tensor_slices(data), 16, 4, workers=2, **options)
+    np.testing.assert_allclose(many.curve(6), one.curve(6), rtol=1e-5, atol=1e-6)
+    assert_close(many.trainer.model.variables, one.trainer.model.variables, atol=2e-5)
 
 
 NAMES = np.array(["", "a", "\0", "b\0", "\xe9" * 9])
@@ -67,7 +76,7 @@ class Alike(Trainer):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_of_any_type_are_gathered(bench, kind):
-    """17 examples by 8: one replica has the last."""
+    """17 examples by 8: both replicas have the last."""
     one, two = (bench(Alike(), (SPREAD, KINDS[kind]), 8, n, learning_rate=0.1).curve(3) for n in (1, 2))
     np.testing.assert_allclose(two, one, rtol=1e-5)
 

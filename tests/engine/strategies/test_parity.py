@@ -13,7 +13,7 @@ from tests.engine.trainers import stripes
 @pytest.fixture
 def curves(bench):
     def run(trainer, source, steps=100, replicas=1, **options):
-        # 338 by 16: 21 whole batches and one of 2, which leaves two of four replicas without an example.
+        # 338 by 16: 21 whole batches and one of 2, which each of four replicas computes.
         return bench(trainer, source, 16, replicas, num_classes=4, **options).curve(steps)
 
     return run

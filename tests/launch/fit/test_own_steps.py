@@ -461,7 +461,7 @@ def test_data_to_evaluate_is_computed_in_its_own_batches(how, replicas):
     assert [run.evaluate(data)["size"] for data in (None, batches(12, 6), batches(12, 1), (X[:12], Y[:12]))] == [
         8 / replicas,
         6 / replicas,
-        1,  # of which one replica has none
+        1,  # which both replicas have
         4 / replicas,
     ]
     assert np.all(run.predict(batches(12, 6)) == 6 / replicas)

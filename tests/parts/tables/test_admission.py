@@ -162,9 +162,10 @@ def test_an_id_that_replicas_of_a_mesh_are_given_together_is_seen_once(bench, re
 
 @pytest.mark.thorough
 def test_what_stands_in_for_examples_that_a_replica_lacks_gets_no_row(bench):
-    """The last batch has one example for two replicas. Zeros stand in for the other, and no example has id 0."""
+    """Two of four have none, nor has a third of the last batch's one. Zeros stand in, and no example has id 0."""
     ids = 1 + np.arange(7)
-    made = bench(pull(), (ids, np.ones(7, np.float32)), 6, 2)
+    examples = tf.data.Dataset.from_tensor_slices((ids, np.ones(7, np.float32)))
+    made = bench(pull(), examples, 12, 4, workers=2)
     made.train(4)
     assert figures(made.trainer.table) == (7, 0)
     assert rows_of(made.trainer.table, [0])[0] == 0

@@ -43,7 +43,7 @@ def pets():
     return Data(Pets(), Pets().between(7, 37), num_classes=3, classes=PETS)
 
 
-# Of 30 examples the last batch has 2: a replica of three has none of them.
+# Of 30 examples by 7 the last batch has 2, fewer than the three replicas.
 ASKED = {"data": pets, "train_steps": 3, "global_batch_size": 12, "eval_batch_size": 7, **QUIET}
 
 
