@@ -250,8 +250,7 @@ def _mapped_file(array: np.ndarray | None) -> mmap.mmap | None:
     """
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap) and isinstance(file := getattr(array, "_mmap", None), mmap.mmap):
-            can_be_dropped = array.mode in ("r", "r+", "w+") and hasattr(mmap, "MADV_DONTNEED")
-            return file if can_be_dropped else None
+            return file if array.mode in ("r", "r+", "w+") else None
         array = array.base
     return None
 

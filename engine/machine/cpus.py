@@ -18,8 +18,6 @@ def usable_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgrou
 
 def usable_cpus(pids: Iterable[int]) -> set[int]:
     """Returns the numbers of the CPUs that these processes may run on, by their affinity."""
-    if not hasattr(os, "sched_getaffinity"):
-        return set(range(os.cpu_count() or 1))
     cpus = set()
     for pid in pids:
         with contextlib.suppress(OSError):  # ended meanwhile

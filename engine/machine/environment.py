@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import resource
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -92,8 +91,7 @@ def peak_rss_mb() -> float:
     # Preferred to getrusage, which keeps the parent's peak across exec.
     if (peak_mb := _own_memory_mb("VmHWM")) is not None:
         return peak_mb
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak * (1 if sys.platform == "darwin" else 1024) / _MEBIBYTE
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEBIBYTE
 
 
 def rss_mb() -> float:

@@ -15,7 +15,6 @@ import ctypes
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 
 _SHARED = "TF_GRPC_REUSE_PORT"  # an environment variable: whether TensorFlow's servers set SO_REUSEPORT
@@ -50,7 +49,7 @@ def listen(port: int, *, only_here: bool, at: str = "") -> socket.socket:
       only_here: takes callers from this host alone, where the kernel can do that.
     """
     sock = _unbound() if not at else socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
-    if only_here and sys.platform == "linux":
+    if only_here:
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
     return _bound(sock, port, backlog=128, at=at)
@@ -110,8 +109,6 @@ def _divide(sock: socket.socket) -> bool:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in _BY_INTERFACE))
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if sys.platform != "linux":
-            return False
         filter = struct.pack("HP", len(_BY_INTERFACE), ctypes.addressof(program))  # struct sock_fprog
         sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_REUSEPORT_CBPF, filter)
     except OSError:

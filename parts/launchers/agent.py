@@ -14,7 +14,6 @@ import dataclasses
 import functools
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -68,8 +67,6 @@ def run(config: Config, task: Callable[[Config], int]) -> int:
 
 def _obstacle(config: Config) -> str | None:
     """Describes why this process can't fork the task; None if it can, as far as is known before the imports."""
-    if sys.platform != "linux":
-        return f"{sys.platform} does not end processes with their parent"
     if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
         return "the script has started threads, which a fork would lack"
     return "run_dir is not on this file system" if config.remote else None
