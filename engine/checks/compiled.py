@@ -37,7 +37,7 @@ def check_compilable(graph: tf.Graph) -> None:
         raise NotCompilableError(f"XLA can't compile {op.type}{where}; {fix} jit=auto or off")
 
 
-def warn_of_step(graph: tf.Graph, replicas: int, is_resumed: bool = False) -> None:
+def warn_of_step(graph: tf.Graph, replicas: int, is_resumed: bool) -> None:
     """Warns of what a step that was traced in a graph does not do as it may seem to.
 
     It samples numbers that no resumed run repeats, calls Python's objects, which are new in a resumed run, adds up

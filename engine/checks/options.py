@@ -33,7 +33,7 @@ _MINIMIZE = 'return crankshaft.minimize(self, batch, self.losses, {"loss": self.
 _MAKE = "self.optimizer = crankshaft.make_optimizer(self, variables)"
 
 
-def check_options(applied: Applied, trainer: Any, graph: tf.Graph, has_sharded_optimizer: bool = False) -> None:
+def check_options(applied: Applied, trainer: Any, graph: tf.Graph, has_sharded_optimizer: bool) -> None:
     """Raises UsageError for options that are set and that the step never applies: without it they would do nothing.
 
     Args:

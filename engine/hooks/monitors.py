@@ -60,9 +60,9 @@ class Monitor(Periodic):
         if self.monitored.source == "train":
             self._window = meter.window(self.name)
 
-    def resolve(self, kinds: Mapping[str, type], trainer: Any = None) -> None:
+    def resolve(self, kinds: Mapping[str, type], trainer: Any) -> None:
         """Looks up the metric and its direction among the measured ones. Called once before the first check."""
-        others = trainer is not None and self.monitored.source == "eval" and computes_metrics(trainer)
+        others = self.monitored.source == "eval" and computes_metrics(trainer)
         self.monitored, self._is_resolved = self.monitored.directed(kinds, others), True
         if self._best_by not in (None, self.monitored.direction):
             self.forget()  # the best in the other direction

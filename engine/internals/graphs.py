@@ -279,7 +279,7 @@ class Assignments:
             return False
         return bool(self._sizes.intersection(tf.get_static_value(tensor).reshape(-1).tolist()))
 
-    def _origin(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool = False) -> str:
+    def _origin(self, tensors: Sequence[tf.Tensor], scope: _CalledGraph, by_size: bool) -> str:
         """Returns whether values are computed from a replica's OWN, else from what was EXCHANGED, or from neither."""
         queue, seen, origin = [(tensor, scope) for tensor in tensors], set(), COMMON
         for inner, inner_scope in queue:

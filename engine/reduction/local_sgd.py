@@ -33,19 +33,13 @@ class LocalSgd(Reduction):
 
     Args:
       outer: the outer optimizer, such as `optimizers.outer()`.
-      reduce_dtype, bucket_bytes: as `Reduction`'s, for the values sent at the end of a period.
+      reduce_dtype: as `Reduction`'s, for the values sent at the end of a period.
     """
 
     restores_statistics = True
 
-    def __init__(
-        self,
-        sync_every_steps: int,
-        outer: Any,
-        reduce_dtype: str = "float32",
-        bucket_bytes: int = 4 << 20,
-    ):
-        super().__init__(reduce_dtype, bucket_bytes)
+    def __init__(self, sync_every_steps: int, outer: Any, reduce_dtype: str = "float32"):
+        super().__init__(reduce_dtype)
         self.sync_every_steps = sync_every_steps
         self.outer = outer
 

@@ -62,17 +62,17 @@ class WireLayout:
       exact, rounded: their shapes, as for `send`. One that is known only when a step runs, of the rows that it touches,
         is in the current bucket and counts as nothing.
       reduce_dtype: float32 or one of 16 bits.
-      bucket_bytes: a bucket is complete when it has this many, and larger tensors are split; 0 is `BUCKET_BYTES`.
+      bucket_bytes: a bucket is complete when it has this many, and larger tensors are split.
     """
 
-    def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, bucket_bytes: int = 0):
+    def __init__(self, exact: Sequence, rounded: Sequence, reduce_dtype: tf.DType, bucket_bytes: int = BUCKET_BYTES):
         self._reduce_dtype = reduce_dtype
         self._num_exact = len(exact)
         self._shapes = [*exact, *rounded]
         self._kinds = [tf.float32] * len(exact) + [reduce_dtype] * len(rounded)
         # How many of a bucket's values each of a tensor's takes.
         self._lanes = [kind.size // reduce_dtype.size for kind in self._kinds]
-        most = max(1, (bucket_bytes or BUCKET_BYTES) // reduce_dtype.size)
+        most = max(1, bucket_bytes // reduce_dtype.size)
         spans, lengths = [], []
         for index, (shape, lanes) in enumerate(zip(self._shapes, self._lanes, strict=True)):
             size = lanes * shape.num_elements() if isinstance(shape, tf.TensorShape) else 0

@@ -97,9 +97,7 @@ def _kinds(trained_on: Data, table: ParquetTable, choice: Choice) -> dict[str, s
     return kinds
 
 
-def make_splits(
-    train: ParquetTable, evaluation: ParquetTable | None, choice: Choice, trained_on: Data | None = None
-) -> Data:
+def make_splits(train: ParquetTable, evaluation: ParquetTable | None, choice: Choice, trained_on: Data | None) -> Data:
     """Makes the splits of tables, with a run's preprocessing, or one that is fitted to the rows to train on.
 
     Args:

@@ -76,7 +76,7 @@ def build_run(
     return run
 
 
-def make_strategy(config: Config, record_end: Callable[[str], None] | None = None) -> Strategy:
+def make_strategy(config: Config, record_end: Callable[[str], None] = lambda line: None) -> Strategy:
     """Makes the strategy, before anything else touches the devices.
 
     Args:
@@ -84,11 +84,10 @@ def make_strategy(config: Config, record_end: Callable[[str], None] | None = Non
     """
 
     def end_process(line: str) -> None:
-        if record_end:
-            recording = threading.Thread(target=record_end, args=(line,), daemon=True)
-            with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
-                recording.start()
-                recording.join(_RECORD_SECONDS)
+        recording = threading.Thread(target=record_end, args=(line,), daemon=True)
+        with contextlib.suppress(RuntimeError):  # without memory for it the process ends all the same
+            recording.start()
+            recording.join(_RECORD_SECONDS)
         threads.end_process(line)
 
     task = servers = None

@@ -19,7 +19,7 @@ class Track:
         mean.
     """
 
-    def __init__(self, points: int, columns: int, is_last: Callable[[Any], bool] = lambda name: False):
+    def __init__(self, points: int, columns: int, is_last: Callable[[Any], bool]):
         self.names: dict[Any, int] = {}
         self._most = columns
         self._is_last = is_last

@@ -37,7 +37,7 @@ class Placement:
       distribution: the `tf.distribute.ParameterServerStrategy`.
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy, num_servers: int, rules: Sequence[tuple[str, int]] = ()):
+    def __init__(self, distribution: tf.distribute.Strategy, num_servers: int, rules: Sequence[tuple[str, int]]):
         self._distribution = distribution
         self._rules = [(re.compile(pattern), server) for pattern, server in rules]
         self._anchors: list[tf.Variable] = []

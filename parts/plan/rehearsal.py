@@ -149,7 +149,7 @@ class _Replicas(Replicated):
         return self._layout.replicas
 
 
-def rehearse(config: Config, layout: Layout, micro_batches: int = 1, data: Data | None = None) -> Rehearsal:
+def rehearse(config: Config, layout: Layout, micro_batches: int, data: Data | None) -> Rehearsal:
     """Traces a step of a run's configuration. Allocates no variable.
 
     Args:

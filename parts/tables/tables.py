@@ -386,13 +386,13 @@ class Embedding(RowTable):
         values = tf.pad(self._gather(unique[1:]), [[1, 0], [0, 0]])
         return _expand(values, positions[1:])
 
-    def _gather(self, rows: tf.Tensor, note: Callable = mark_unique) -> tf.Tensor:
-        """Gathers rows [n] as [n, width], from each server its own. Calls `note` for each shard's."""
+    def _gather(self, rows: tf.Tensor) -> tf.Tensor:
+        """Gathers different rows [n] as [n, width], from each server its own."""
         number, dtype = len(self.shards), self.reduce_dtype if step_context().is_training else tf.float32
 
         def lookup(shard: int, rows: tf.Tensor) -> tf.Tensor:
             shard_rows = self.shards[shard]
-            return fetch(shard_rows.sparse_read(note(rows)), shard_rows.device, dtype)
+            return fetch(shard_rows.sparse_read(mark_unique(rows)), shard_rows.device, dtype)
 
         # TFLite has no int64 division, which one shard does not need.
         owner, row_there = (rows % number, rows // number) if number > 1 else (rows, rows)

@@ -174,7 +174,7 @@ def order_seed(config: Config, updates_before: int) -> int | None:
     return seed_after(config.seed, updates_before) if config.shuffle_buffer else None
 
 
-def saved_inputs(config: Config, strategy: Strategy, agreement: ModuleType | None = None) -> Inputs:
+def saved_inputs(config: Config, strategy: Strategy, agreement: ModuleType | None) -> Inputs:
     """Restores a run's saved description of its data without reading the data. Raises `UsageError`."""
     if agreement:
         agreement.check_settings(config, {}, strategy)

@@ -220,7 +220,7 @@ class GeneratorStream(Stream):
 
     batch_examples: int
 
-    def __init__(self, batches: Iterator, ends: bool, by_batch: bool = False):
+    def __init__(self, batches: Iterator, ends: bool, by_batch: bool):
         self._name, self._num_read, self._ended_short = type(batches).__name__, 0, False
         self._fault: SourceError | None = None
         arrays = (self._arrays(batch) for batch in batches)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Trainer
 from crankshaft.engine.hooks import Hook, every_steps, saving
 from crankshaft.engine.hooks.evaluation import Evaluation
 from crankshaft.engine.hooks.monitors import EarlyStopping, Monitor, ReduceLearningRate
@@ -60,7 +61,7 @@ def measured(**pairs) -> dict:
 def improvements(monitor, **arguments):
     """A monitor of `eval_loss`, `eval_auc` or `eval_score`, which knows its direction."""
     made = Improvements(monitor, **arguments)
-    made.resolve(measured(auc=means.auc([1], [0.5]), score=means.mean([1.0])))
+    made.resolve(measured(auc=means.auc([1], [0.5]), score=means.mean([1.0])), Trainer())
     return made
 
 
@@ -123,7 +124,7 @@ def test_the_best_by_one_direction_is_none_by_the_other():
         early, late = Improvements(monitor), improvements(monitor)
         for each in (early, late):
             each.restore_host_state(before.host_state())
-        early.resolve(measured())
+        early.resolve(measured(), Trainer())
         assert (early.best, late.best) == (kept, kept)
 
 

@@ -58,7 +58,7 @@ def test_buckets_end_where_a_message_does_and_change_no_bit(dtype, bucket_bytes)
         found, sizes = apart(tf.constant([[1.0, 2.0]] * 3))
         return tf.nest.flatten(found), tf.nest.flatten(sizes)
 
-    (whole, one), (cut, sizes) = there_and_apart(0), there_and_apart(bucket_bytes)
+    (whole, one), (cut, sizes) = there_and_apart(wire.BUCKET_BYTES), there_and_apart(bucket_bytes)
     assert one == []
     assert len(sizes) >= (4 * 4 + (14 + 2) * dtype.size) // (2 * bucket_bytes) - 1
     assert all(size < 2 * bucket_bytes for size in sizes)
