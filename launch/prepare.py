@@ -13,7 +13,6 @@ was interrupted is taken up again by the same call: shards that are whole are ke
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import ctypes
 import dataclasses
 import functools
@@ -144,8 +143,7 @@ def _start_worker(request: ShardRequest, safe_path: str | None) -> None:
     """Makes a process of the pool ready. It ends with its parent, to whom Ctrl-C is left."""
     _set_safe_path(safe_path)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     process.prepare(tunes_allocator=False)
     _task[:] = [request]
 

@@ -416,8 +416,8 @@ class Checkpoints:
 
     def _write_later(self, saving: _Saving) -> None:
         """Writes this process's entries, in the thread, outside any strategy's scope."""
-        with contextlib.suppress(OSError, AttributeError):
-            # On Linux priorities are the threads' own. Writing yields to the steps, which replicas wait for.
+        with contextlib.suppress(OSError):
+            # Priorities are the threads' own. Writing yields to the steps, which replicas wait for.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         following: _Saving | None = saving
         while following:

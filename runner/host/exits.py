@@ -7,7 +7,6 @@ is in, and what it has registered, such as to remove its temporary folders. All 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import ctypes
 import errno
 import gc
@@ -114,5 +113,4 @@ def flush() -> None:
                 print_line(f"error: {getattr(file, 'name', file)} can't be written: {error.strerror or error}")
         except Exception:  # it is closed, or half made
             continue
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).fflush(None)  # those of C
+    ctypes.CDLL(None).fflush(None)  # those of C
