@@ -99,7 +99,7 @@ class Placement:
         self.loads[server] += size
         return variable
 
-    def _wanted(self, device: str | None, path: str) -> int | None:
+    def _wanted(self, device: str, path: str) -> int | None:
         """Returns the server that the user wants for a variable."""
         if (there := server_number(device)) is not None:
             return there
@@ -136,7 +136,7 @@ def variable_server(variable: tf.Variable) -> int:
     return server
 
 
-def server_number(device: str | None) -> int | None:
+def server_number(device: str) -> int | None:
     """Returns the server number of a device; None if it is on no server."""
-    task = re.search(r"/job:ps\b.*/task:(\d+)", device or "")
+    task = re.search(r"/job:ps\b.*/task:(\d+)", device)
     return int(task[1]) if task else None
