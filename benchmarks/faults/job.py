@@ -343,7 +343,7 @@ class Job:
 def kinds_of_files(folder: Path) -> set[str]:
     """Returns the paths of files below run/ and tmp/ in a job's folder, with 0 for each number in them.
 
-    Leaves out the code that AutoGraph generates: it removes its files only as Python exits.
+    Leaves out the code that AutoGraph generates, which a process has until its first step.
     """
     paths = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return {

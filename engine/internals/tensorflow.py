@@ -8,6 +8,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
+import importlib.util
+import linecache
+import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +31,7 @@ R = TypeVar("R")
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
+_GENERATED = "__autograph_generated_file"  # how AutoGraph's names of modules and their files begin
 _LOADED = "tensorflow.python.saved_model.load"  # the module of what a loaded SavedModel is
 
 
@@ -72,6 +77,20 @@ def wait_for_operations() -> None:
 def abort_collectives(reason: str) -> None:
     """Makes this process's collectives fail, waiting and later ones. Raises tf.errors.OpError if they already do."""
     context.context().abort_collective_ops(tf.errors.UNAVAILABLE, reason)
+
+
+def remove_generated_files() -> None:
+    """Removes the temporary files of code that AutoGraph has generated in this process; their lines stay readable.
+
+    TensorFlow removes them only as Python exits, so not those of a killed process, and never their compiled form.
+    """
+    files = [module.__file__ or "" for name, module in [*sys.modules.items()] if name.startswith(_GENERATED)]
+    for file in filter(os.path.exists, files):
+        lines = linecache.getlines(file)
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: it is not looked for again
+        for path in (importlib.util.cache_from_source(file), file):
+            with contextlib.suppress(OSError):
+                os.remove(path)
 
 
 def runtime() -> object:

@@ -26,6 +26,7 @@ from ..errors import NotCompilableError, reason
 from ..internals import graphs
 from ..internals.tensorflow import (
     forbid_exchange,
+    remove_generated_files,
     replica_id,
     single_replica_context,
     summary_writer,
@@ -358,6 +359,7 @@ class InnerLoop(Program):
 
         one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
+        remove_generated_files()
         return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
 
     def _zeros(self, trace: StepTrace, result: tuple) -> list:
