@@ -14,8 +14,8 @@ before could not be resumed. Only commands and flags of `crankshaft` are used, s
 `--only=REGEX` takes some of the cases, `--list` names them with their commands.
 
 `--begun-by=COMMIT` (`make upgrades`) shows what an upgrade does to runs: each case is begun by that commit, stopped in
-mid-epoch, and continued by this checkout. It ends with the bits that the commit alone ends with, or the new version
-refuses it in a line; other bits without one fail.
+mid-epoch, and continued by this checkout. It ends with the bits of the commit's own run, without a stop or, if these
+are others, continued by itself; or the new version refuses it in a line. Other bits without one fail.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -193,13 +194,15 @@ def upgrades(commit: str, wanted: list[Case]) -> int:
             raise SystemExit(f"error: {archive.stderr.decode().strip()}; give a commit, or fetch all of the history")
         subprocess.run(["tar", "-x", "-C", str(old / "crankshaft")], input=archive.stdout, check=True)
         for case in wanted:
-            whole, begun = Path(folder, case.name, "whole"), Path(folder, case.name, "begun")
+            whole, begun, own = (Path(folder, case.name, name) for name in ("whole", "begun", "own"))
             if failure := train(case, old, whole) or train(case, old, begun, f"--train_steps={STOPPED_AT}"):
                 found = f"not in {commit}: {failure.splitlines()[-1]}"
-            elif refusal := train(case, new, begun):
+            elif shutil.copytree(begun, own) and (refusal := train(case, new, begun)):
                 found = f"refused: {refusal.splitlines()[-1]}"
             elif digests(whole) == digests(begun):
                 found = "the same bits"
+            elif not train(case, old, own) and digests(own) == digests(begun):
+                found = "the bits of a run that the commit continues, which are not those of its run without a stop"
             else:
                 found, left = "OTHER BITS, and no line", left + 1
             print(f"{case.name:<28} {found}", flush=True)

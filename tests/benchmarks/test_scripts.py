@@ -28,7 +28,7 @@ SMALLEST = {
         f"mlp --before={ROOT} {SHORT}",
     ],
     "embedding_rows": ["--rows=1000 --calls=1 --steps=2"],
-    "endurance": ["--share=0.01 steps record calls"],
+    "endurance": ["--share=0.01 steps record calls", "--share=0.001 generator pictures traces saves"],
     "faults": ["--strategy=one_device --faults=1"],
     "leases": ["--workers=2 --leases=10", "--workers=2 --step_ms=1 --join_steps=50"],
     "lengths": ["--turns=1"],
