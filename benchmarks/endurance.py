@@ -284,7 +284,7 @@ def _trained(trainer: Any, data: Any, count: int, **flags: Any) -> Watch:
 
     watch, done = Watch(count), iter(range(1, count + 1))
     hook = every_steps(1, lambda *_: watch.done(next(done)))
-    examples = _examples(64)
+    examples = _examples(6400)
     with crankshaft.open_run(trainer, data=(examples, examples), hooks=[hook], **_QUIET, **flags) as run:
         run.train(data=data, steps=count)
     return watch

@@ -36,8 +36,9 @@ _KEEPS_STATE = (*_COLLECTIVES, *_LOOK_UPS, "FlushSummary", "MutexLock", "Write")
 _IN_REPLICA = re.compile(r"(^|/)replica_\d+/")  # TensorFlow's name scope of all but a process's first replica
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
+_SUMS = {"Add", "AddN", "AddV2"}
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
-_AFFINE_OPS = {"Add", "AddN", "AddV2", "Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
+_AFFINE_OPS = _SUMS | {"Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
 
 def called(op: tf.Operation, attribute: str) -> tf.Graph:
@@ -113,6 +114,23 @@ def samples(op: tf.Operation) -> bool:
 def has(graph: tf.Graph, dtype: str) -> bool:
     """Whether an op of a graph, or of those that it calls, has an output of a dtype."""
     return any(output.dtype.name == dtype for op in operations(graph) for output in op.outputs)
+
+
+def sums_by_name(graph: tf.Graph) -> bool:
+    """Returns whether a sum has three or more terms that TensorFlow orders by names, so that it rounds by these.
+
+    Grappler sorts a sum's terms, and may take those of an inner sum for it: terms of backpropagation, whose names begin
+    with `gradient_tape`, stand before the others in some name scopes, and after them elsewhere (`UniqueNodes` and
+    `AddOpsRewriteStage` in tensorflow/core/grappler/optimizers).
+    """
+
+    def terms(op: tf.Operation) -> list[tf.Operation]:
+        own = [x.op for x in op.inputs]
+        return own + [term for each in own if each.type in _SUMS for term in terms(each)]
+
+    sums = (terms(op) for op in graph.get_operations() if op.type in _SUMS and op.outputs[0].dtype.is_floating)
+    of_tape = ([term.name.startswith("gradient_tape/") for term in each] for each in sums)
+    return any(len(each) > 2 and any(each) and not all(each) for each in of_tape)
 
 
 def written(graph: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Operation]]:

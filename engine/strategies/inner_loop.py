@@ -383,7 +383,10 @@ class InnerLoop(Program):
             return False
         operations = graphs.kinds(graph)
         is_small = operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
-        return is_small and not any(graphs.has(graph, dtype) for dtype in ("bfloat16", "float16"))
+        rounds_by_graph = any(graphs.has(graph, dtype) for dtype in ("bfloat16", "float16")) or graphs.sums_by_name(
+            graph
+        )
+        return is_small and not rounds_by_graph
 
     def _run_until(self, end: tf.Tensor, call: _Call, loops: _Loops, offset: tf.Tensor, sums: list) -> tuple:
         """Runs the steps from an offset up to another; returns (the offset, the sums) after them."""

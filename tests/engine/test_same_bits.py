@@ -43,6 +43,10 @@ def language_model():
     return transformer_lm.Model(layers=1, width=16, heads=2, dropout=0.2)
 
 
+def residuals():
+    return transformer_lm.Model(layers=1, width=16, heads=2, tied=False)
+
+
 def clicks():
     return tuple(synthetic_clicks.load(None, 0, fields=4, rows=20, examples=98).train)
 
@@ -80,6 +84,7 @@ CASES = {
     "each replica's state": (Replay, *STATE),
     "recurrent state": (Recurrent, *STATE),
     "recompute": (*LANGUAGE, {"recompute": True}),
+    "sums of three gradients": (residuals, *LANGUAGE[1:], {"unrolls": True}),
     "shard_optimizer": (test_shard_optimizer.Model, *STATE, {"shard_optimizer": True}),
 }
 
