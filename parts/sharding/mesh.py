@@ -47,7 +47,7 @@ class ShardedMesh(Mesh):
       shard_optimizer: see `Mesh`.
     """
 
-    def __init__(self, distribution: tf.distribute.Strategy | None, model: int, shard_optimizer: bool):
+    def __init__(self, distribution: tf.distribute.Strategy | None, model: int, shard_optimizer: bool = False):
         super().__init__()
         self._model_size = model
         self.is_sharded, self.shard_optimizer = model > 1, shard_optimizer
