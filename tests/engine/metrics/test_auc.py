@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer, auc, mean
 from crankshaft.engine.hooks import numerics
+from crankshaft.engine.metrics.ranking import Ranking
 from crankshaft.engine.metrics.sums import Sums
 
 pytestmark = pytest.mark.thorough
@@ -77,3 +78,10 @@ def test_wrong_labels_of_a_step_are_named(bench):
     made = bench(Scored(), (features, labels + 1), 4)
     with pytest.raises(numerics.LabelError, match=r"^step 1: auc: \d labels are .* not 0 or 1"):
         numerics.check_labels(made.run(1).sums.read(), "step 1")
+
+
+def test_equal_logits_take_one_entry_however_many_batches_have_them():
+    scores = np.array([[0.5, 1, 1], [0.5, 0, 1], [-1, 0, 2]], np.float64)
+    both = Ranking(scores) + Ranking(scores)
+    assert len(both.to_bytes()) == len(Ranking(scores).to_bytes()) == 16 + 2 * 24
+    assert Ranking.from_bytes(both.to_bytes()).area() == Ranking(scores).area() == (5 / 6, 0)
