@@ -383,10 +383,8 @@ class InnerLoop(Program):
             return False
         operations = graphs.kinds(graph)
         is_small = operations.total() <= _FEW_OPERATIONS and not graphs.CONVOLUTIONS & operations.keys()
-        rounds_by_graph = any(graphs.has(graph, dtype) for dtype in ("bfloat16", "float16")) or graphs.sums_by_name(
-            graph
-        )
-        return is_small and not rounds_by_graph
+        in_16_bits = any(graphs.has(graph, dtype) for dtype in ("bfloat16", "float16"))
+        return is_small and not in_16_bits and not graphs.sums_by_name(graph)
 
     def _run_until(self, end: tf.Tensor, call: _Call, loops: _Loops, offset: tf.Tensor, sums: list) -> tuple:
         """Runs the steps from an offset up to another; returns (the offset, the sums) after them."""
