@@ -114,8 +114,7 @@ def assign(
             before[id(variable)] = value
         with tf.name_scope(ENGINE_SCOPE):
             assign_local(variable, value)
-    counts = writes() if state else {}
-    noted = step_context().start_values.aggregated
+    counts, noted = writes(), step_context().start_values.aggregated
     noted.update((id(variable), counts[id(tf_variable(variable).handle)]) for variable, _ in state)
 
 

@@ -269,9 +269,8 @@ class Reduction(tf.Module):
             # Rows of padded examples are removed: optimizers update each row that is listed.
             count = tf.where(has_examples, tf.shape(indices)[0], 0)
             values, indices = values[:count], indices[:count]
-        values = zero_without_examples(tf.cast(values, tf.float32))
-        if self.reduce_dtype != tf.float32:  # rounded as on the wire; the kernels send float32 rows
-            values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
+        # Rounded as on the wire, though the kernels send float32 rows.
+        values = tf.cast(tf.cast(zero_without_examples(values), self.reduce_dtype), tf.float32)
         values, indices = step_context().mesh.all_replicas.concatenate([values, indices])
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 
