@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.data.order import Order, Origin, PerWorkerOrder, even_range, replica_range
+from crankshaft.engine.data.order import ChunkedOrder, Order, Origin, PerWorkerOrder, even_range, replica_range
 from crankshaft.engine.errors import UsageError
 
 SIZES = [(1, 1), (1, 4), (3, 8), (8, 8), (12, 4), (13, 4), (29, 3), (64, 7)]
@@ -274,12 +274,17 @@ def test_ten_thousand_epochs_and_seeds_have_no_period(examples, batch_size):
 
 
 @pytest.mark.parametrize(
-    ("examples", "begins"),
+    ("order", "begins"),
     [
-        (10, [[4, 1, 6, 0, 7, 8, 2, 9], [9, 8, 0, 6, 1, 7, 3, 4]]),
-        (100_000, [[27384, 98686, 52722, 50819, 81134, 13561, 5872, 57494]]),
+        (Order(10, 8, 1, 7), [[4, 1, 6, 0, 7, 8, 2, 9], [9, 8, 0, 6, 1, 7, 3, 4]]),
+        (Order(100_000, 8, 1, 7), [[27384, 98686, 52722, 50819, 81134, 13561, 5872, 57494]]),
+        (
+            ChunkedOrder(25, 12, 1, 7, chunk_examples=2, window_chunks=3),
+            [[21, 3, 20, 24, 12, 2, 14, 13, 15, 1, 0, 16], [16, 1, 17, 20, 21, 0, 14, 13, 15, 23, 12, 22]],
+        ),
     ],
 )
-def test_an_order_stays_what_it_is(examples, begins):
+def test_an_order_stays_what_it_is(order, begins):
     """Another is another rule: `engine.state.RULES` counts them, so that no run of this one is gone on with."""
-    assert epochs(examples, len(begins), seed=7, batch_size=8).tolist() == begins
+    firsts = tf.range(len(begins), dtype=tf.int64) * order.blocks_per_epoch
+    assert [order.examples(block)[0].numpy().tolist() for block in firsts] == begins

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine import optimizers
 from crankshaft.engine.optimizers import schedules
+from crankshaft.engine.step.options import RATE_OPTIONS, StepOptions
 
 keras = tf.keras.optimizers.schedules
 
@@ -101,3 +103,11 @@ def test_schedules_compile_under_xla():
 def test_a_mistake_is_answered_with_the_cure(arguments, message):
     with pytest.raises(ValueError, match=message):
         schedules.build(learning_rate=0.5, total_steps=100, **arguments)
+
+
+def test_a_schedule_that_equals_the_runs_at_each_of_its_steps_applies_its_options():
+    options = StepOptions(optimizer="sgd", learning_rate=0.5, learning_rate_schedule="cosine", total_steps=10)
+    applied = optimizers.applied_options(optimizers.SGD(keras.CosineDecayRestarts(0.5, 10)), options)  # restarts at 10
+    assert applied >= {*RATE_OPTIONS}
+    longer = optimizers.applied_options(optimizers.SGD(keras.CosineDecay(0.5, 11)), options)
+    assert longer & {*RATE_OPTIONS} == {"learning_rate"}

@@ -1,11 +1,15 @@
 """Sums over replicas against NumPy: dense, sparse and absent gradients, in buckets of any size, on any wire."""
 
+import time
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft.engine.mesh import collectives
+from crankshaft.engine.optimizers import outer
 from crankshaft.engine.reduction import Reduction
+from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.step.context import StepContext
 
 SHAPES = [(3, 5), (), (7,), (2, 3, 2)]
@@ -153,3 +157,28 @@ def test_one_replica_is_left_alone(distribution):
     ((gradients, count),) = reduce(distribution(1), Reduction("float16"), [2.0], lambda r: [tf.constant([1e-9]), None])
     assert gradients == [np.float32(1e-9)]
     assert count == 2.0
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_a_replica_measures_its_own_norm_and_its_wait_for_others(distribution, is_local):
+    """The second one is slow, and its gradient is twice the first one's."""
+    strategy, reduction = distribution(2), LocalSgd(2, outer()) if is_local else Reduction()
+    reduction.watched = ("reduce_seconds", "gradient_norm")
+    with strategy.scope():
+        reduction.build([])
+
+    def late():
+        time.sleep(0.3)
+        return np.float32(2.0)
+
+    def step():
+        replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        factor = tf.ensure_shape(tf.numpy_function(late, [], tf.float32), []) if replica else 1.0
+        with StepContext(collect_norm=tf.constant(True)):
+            reduction.sum([factor * tf.constant([3.0, 4.0])], tf.constant(2.0))
+            return reduction.pop_figures()
+
+    figures = tf.function(lambda: strategy.run(step), autograph=False)()
+    waits, norms = ([x.numpy() for x in strategy.experimental_local_results(figures[name])] for name in figures)
+    assert norms == [2.5, 5.0]
+    assert waits == [0, 0] if is_local else waits[0] > max(0.1, waits[1])  # a busy machine adds to both
