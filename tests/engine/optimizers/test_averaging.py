@@ -213,6 +213,26 @@ def test_a_skipped_step_leaves_the_teacher_as_it_is(bench):
     assert_same([weight.numpy() for weight in made.trainer.teacher.weights], before)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_copy_whose_constructor_builds_it_is_not_built_again():
+    class Built(tf.keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.build([None, 3])
+
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(shape[-1], 2))
+
+        def call(self, x):
+            return x @ self.kernel
+
+        def get_config(self):
+            return {}
+
+    model = Built()
+    np.testing.assert_array_equal(Averaged(model, 0.5)(tf.eye(3)), model.kernel)
+
+
 def test_mistakes_with_an_averaged_model_are_a_line(bench):
     with pytest.raises(UsageError, match=r"decay=1\.0 is not a decay"):
         Averaged(tf.keras.Sequential([tf.keras.Input([2]), tf.keras.layers.Dense(1)]), 1.0)

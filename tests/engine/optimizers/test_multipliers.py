@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
+from crankshaft.engine import optimizers
 from crankshaft.parts.tables import Embedding
 
 pytestmark = pytest.mark.thorough
@@ -79,6 +80,20 @@ def test_a_frozen_variable_stays_and_has_no_slots(bench, rule, replicas):
     assert np.abs(after["bias"] - before["bias"]).min() > 0
     assert total / count == pytest.approx(2**0.5)  # of the bias alone
     assert not [v for v in made.state.variables() if v.shape == [3, 2] and v is not made.trainer.model.weights[0].value]
+
+
+def test_a_frozen_variable_makes_no_number_that_is_not_finite():
+    """FTRL divides by the rate, also of a variable that has none; `check_numerics` would name that."""
+    kept, moved = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    optimizer = optimizers.build("ftrl", 0.1)
+    optimizer.build([kept, moved], [0.0, 1.0])
+    tf.debugging.enable_check_numerics()
+    try:
+        optimizer.apply([tf.ones(2), tf.ones(2)], [kept, moved])
+    finally:
+        tf.debugging.disable_check_numerics()
+    np.testing.assert_array_equal(kept, [1.0, 2.0])
+    assert np.all(moved != kept)
 
 
 def test_a_step_of_ones_own_leaves_frozen_variables_too(bench):

@@ -362,6 +362,9 @@ def test_misuse_says_what_to_do():
         optimizer.build([known])
     with pytest.raises(ValueError, match="without variable stranger"):
         optimizer.apply([tf.ones(2)], [stranger])
+    of_keras = built(optimizers.KerasOptimizer(keras.SGD(keras.schedules.PolynomialDecay(1.0, 7))), [known])
+    with pytest.raises(ValueError, match=r"is a schedule, or 0, so it can't be set to 0\.1"):
+        of_keras.learning_rate = 0.1
     half = tf.Variable(tf.ones(2, tf.bfloat16), name="half")
     with pytest.raises(ValueError, match="half is bfloat16"):
         optimizers.build("adam", 0.1).build([half])

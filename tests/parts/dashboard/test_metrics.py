@@ -230,7 +230,7 @@ def test_an_error_of_the_user_s_is_raised_with_its_own_traceback():
     assert caught.traceback[-1].name == "compute_metrics"
 
 
-@pytest.mark.parametrize("most", [1 << 20, 2000, 100, 0])
+@pytest.mark.parametrize("most", [1 << 20, 2700, 2000, 100, 0])
 def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
     rows = Collector(most, str(tmp_path), "evaluation at step 1")
     parts = [
