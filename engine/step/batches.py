@@ -192,11 +192,9 @@ def accumulate(compute: Callable, batch: Any, steps: int, parallel: int = 1, loo
     """
     sums = functools.partial(sum_micro_batches, compute, count=parallel) if parallel > 1 else compute
     size = _size(batch)
-    if steps == 1:
-        return sums(batch)
     inputs = batch.values() if isinstance(batch, form.Batches) else [batch]
     is_uneven = isinstance(size, int) and any(_size(part) % min(steps, size or 1) for part in inputs)
-    if not loops or is_uneven:  # XLA needs equal lengths within a loop, so the loop is unrolled
+    if steps == 1 or not loops or is_uneven:  # XLA needs equal lengths within a loop, so the loop is unrolled
         return sum_micro_batches(sums, batch, steps, in_turn=not loops)
     micro_batches = max(1, min(steps, size)) if isinstance(size, int) else tf.maximum(1, tf.minimum(steps, size))
     micro_batch_context = step_context().micro_batch_contexts(steps)

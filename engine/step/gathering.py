@@ -60,7 +60,7 @@ def gather(trainer: Any, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     count = tf.shape(values)[0] if has_examples is None else tf.where(has_examples, tf.shape(values)[0], 0)
     counts = step.mesh.data.all_gather(count)
     first = tf.reduce_sum(tf.where(tf.range(counts.shape[0]) < step.mesh.data.rank, counts, 0))
-    examples = tf.nest.flatten(step.batch)[0].shape[0] if step.batch_size else None
+    examples = tf.nest.flatten(step.batch)[0].shape[0]
     whole = step.batch_size if examples and values.shape[0] == examples else None
 
     @tf.custom_gradient

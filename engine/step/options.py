@@ -153,8 +153,7 @@ class RunContext:
       reports_loss: whether its step has to return a loss.
       saved_places: the places of variables that checkpoints have, for messages.
       replica_batch_size: the number of examples of a step on each replica.
-      eval_example: as `example`, of the evaluation data; None if there is none.
-      eval_replica_batch_size: as `replica_batch_size`, of an evaluation.
+      evaluation: `example` and `replica_batch_size` of the evaluation data; None if there is none.
     """
 
     options: StepOptions = StepOptions()
@@ -168,8 +167,7 @@ class RunContext:
     reports_loss: bool = True
     saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
     replica_batch_size: int = 1
-    eval_example: Any = None
-    eval_replica_batch_size: int = 1
+    evaluation: tuple[Any, int] | None = None
 
     @property
     def only_predicts(self) -> bool:

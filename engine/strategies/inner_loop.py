@@ -220,8 +220,7 @@ class InnerLoop(Program):
           due: the step after which metrics are read, if known.
         """
         before = time.perf_counter()
-        limit = int(min(limit, self.steps_per_call)) if self._predicts else limit
-        call_input = self._call_input(step, limit)
+        call_input = self._call_input(step, int(min(limit, self.steps_per_call)))
         input_seconds, steps = time.perf_counter() - before, call_input.stop - call_input.start
         arguments = self._arguments(step, call_input, step + steps == due, loop_inputs)
         # No lambda: its frame would keep the operands as long as an error, even after clearing.

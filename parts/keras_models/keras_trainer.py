@@ -207,8 +207,8 @@ class KerasTrainer(Trainer):
         if own := [method for method in own_step.METHODS if keras_calls.overrides(source, method)]:
             self._build_own_steps(own[0], needs_copy)
             return
-        if self.run_context.eval_example is not None:
-            examples = (self.run_context.example, self.run_context.eval_example)
+        if self.run_context.evaluation is not None:
+            examples = (self.run_context.example, self.run_context.evaluation[0])
             form.check_same_fields(*(form.values(form.element_spec(x)) for x in examples))
         if is_itself:  # before the copy, which samples too
             build_layers(self, source)

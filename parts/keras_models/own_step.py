@@ -138,7 +138,7 @@ class OwnSteps:
         is_built = all(layer.built for layer in keras.layers_in(self._model, itself=False))
         if keras_calls.overrides(self._model, "test_step") or (keras_calls.has_call(self._model) and not is_built):
             # Without evaluation data it is not called, and may take data of another form than the training data.
-            is_unused = is_built and self._trainer.run_context.eval_example is None
+            is_unused = is_built and self._trainer.run_context.evaluation is None
             with contextlib.suppress(*[Exception] * is_unused):
                 self._trace("test_step", note)
         for path, optimizer in self._found.items():
@@ -161,8 +161,8 @@ class OwnSteps:
         """Traces a step on each replica, and forgets the trace."""
         context = self._trainer.run_context
         example, size = context.example, context.replica_batch_size
-        if method == "test_step" and context.eval_example is not None:
-            example, size = context.eval_example, context.eval_replica_batch_size
+        if method == "test_step" and context.evaluation is not None:
+            example, size = context.evaluation
         specs = form.values(form.element_spec(example))
         strategy, zero = tf.distribute.get_strategy(), tf.constant(0, tf.int64)
 

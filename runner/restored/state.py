@@ -73,20 +73,20 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     num_servers = (newest and newest.table_shards) or strategy.num_servers
     data = run_inputs.data_info
     context = RunContext(options, data.num_classes, data.vocabulary, num_servers, run_inputs.example, in_place)
-    eval_example = None if run_inputs.evaluation is None else form.example(run_inputs.evaluation)
     load_initial = weights.initial_loader(config.init_from)
 
     def share(examples: int) -> int:
         return math.ceil(examples / strategy.num_replicas)
 
+    evaluation = None
+    if run_inputs.evaluation is not None:
+        most = max((feed.order.batch_size for feed in run_inputs.evaluation_feeds.values()), default=1)
+        evaluation = form.example(run_inputs.evaluation), share(most)
     context = dataclasses.replace(
         context,
         load_initial=load_initial,
         replica_batch_size=share(config.global_batch_size),
-        eval_example=eval_example,
-        eval_replica_batch_size=share(
-            max((feed.order.batch_size for feed in run_inputs.evaluation_feeds.values()), default=1)
-        ),
+        evaluation=evaluation,
     )
 
     def make() -> TrainState:

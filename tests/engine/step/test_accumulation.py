@@ -69,6 +69,9 @@ def test_micro_batches_add_up_to_the_whole(examples, steps, parallel, mode):
 
     run = tf.function(run, input_signature=[spec], jit_compile=mode == "jit" or None, autograph=False)
     found, metrics = run(data)
+    kinds = {op.type for op in run.get_concrete_function().graph.get_operations()}
+    is_uneven = mode != "dynamic" and examples % min(steps, examples)
+    assert bool(kinds & {"While", "StatelessWhile"}) == (steps > 1 and not is_uneven)
     wanted, whole = compute(data)
     for a, b in zip(dense(found), dense(wanted), strict=True):
         if b is None:

@@ -468,10 +468,13 @@ def test_data_to_evaluate_is_computed_in_its_own_batches(how, replicas):
 
 
 class Noisy(Sized):
-    """Computes with noise for a constant number of examples beside the size of its batch."""
+    """Computes with noise for a constant number of examples, in tests for another, beside the size of its batch."""
 
     def call(self, x):
         return super().call(x) + 0.1 * tf.random.stateless_normal([12, 2], [1, 2])
+
+    def test_step(self, data):
+        return {"noisy": keras.ops.mean(data[1] + tf.random.stateless_normal([6, 2], [1, 2]))}
 
 
 def test_a_step_may_compute_with_a_constant_size_of_its_batch():
@@ -482,10 +485,13 @@ def test_a_step_may_compute_with_a_constant_size_of_its_batch():
         made.build([12, 6])
         return made
 
-    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(12, drop_remainder=True)
+    examples = tf.data.Dataset.from_tensor_slices((X, Y))
+    data = examples.batch(12, drop_remainder=True)
     theirs = noisy()
     theirs.fit(data, epochs=2, verbose=0)
-    run = fit(noisy(), data, epochs=2, verbose=0)
+    run = fit(noisy(), data, validation_data=examples.take(6).batch(6, drop_remainder=True), epochs=2, verbose=0)
+    noise = tf.random.stateless_normal([6, 2], [1, 2])
+    np.testing.assert_allclose(run.history.history["val_noisy"], [tf.reduce_mean(Y[:6] + noise)] * 2, rtol=1e-5)
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=1e-5, atol=1e-7)
 
