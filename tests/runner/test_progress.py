@@ -124,15 +124,18 @@ def test_the_time_left_has_what_is_done_between_calls(bound):
     assert [line.split("  ")[-1] for line in file.getvalue().splitlines()][1:4] == ["30s left", "27s left", "24s left"]
 
 
-def test_the_time_left_has_evaluations_and_checkpoints_ahead(bound):
-    """Every 8 steps, 10 s, and the first 30 s; every 2 steps, 1 s."""
+@pytest.mark.parametrize("began", [0, 32])
+def test_the_time_left_has_evaluations_and_checkpoints_ahead(bound, began):
+    """Every 8 steps, 10 s, and the first 30 s; every 2 steps, 1 s; the same where a run was resumed."""
     file, cut = io.StringIO(), Steps(2, 1.0)
+    bound[1].advance(began)
 
     class Slow(Periodic):
         def act(self, status):
-            cut.now += 30.0 if status.step == 8 else 10.0
+            cut.now += 30.0 if status.step == began + 8 else 10.0
 
-    run(bound, [cut, Slow(8), Progress("plain", file=file, clock=cut.clock, line_seconds=0)], 32, clock=cut.clock)
+    progress = Progress("plain", file=file, clock=cut.clock, line_seconds=0)
+    run(bound, [cut, Slow(8), progress], began + 32, clock=cut.clock)
     left = [line.split("  ")[-1].removesuffix(" left") for line in file.getvalue().splitlines()]
     assert left[1:3] == ["14s", "13s"]  # of steps 4 and 6: none is measured
     assert left[3:5] == ["1m42s", "1m41s"]  # 3 are ahead, from steps 8 and 10

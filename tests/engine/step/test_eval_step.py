@@ -52,6 +52,20 @@ def test_an_evaluation_that_ended_in_the_middle_begins_again(bench):
     assert program.step == program.feed.order.steps_per_epoch
 
 
+def test_an_evaluation_is_traced_once(bench):
+    """Tracing several of its steps, as a long training does, takes longer than it saves."""
+    traced = []
+
+    class Traced(Squares):
+        def metrics(self, outputs, batch):
+            traced.append(outputs)
+            return {}
+
+    made = bench(Traced(), POINTS, 2, eval_source=POINTS)
+    made.strategy.evaluate()
+    assert len(traced) == 1
+
+
 def test_evaluation_samples_what_training_does_not(bench):
     made = bench(Placed(), POINTS, 20, eval_source=POINTS, shuffle=False)
     trained = {made.train(step + 1)["sample"][0] for step in range(4)}
