@@ -151,6 +151,7 @@ MISTAKES = {
     "mode='benchmark': fit trains": (mlp, {"mode": "benchmark"}),
     "is not a tf.keras.callbacks.Callback": (mlp, {"callbacks": [keras.callbacks.Callback]}),
     "validation_data has 4 components": (mlp, {"validation_data": (1, 2, 3, 4)}),
+    "the train data has labels, and the eval data has features; give both": (mlp, {"validation_data": (sample(8),)}),
     "hooks=3 is not a list": (mlp, {"hooks": 3}),
     "overrides apply, which is never called": (lambda: mlp(Halves()), {}),
     "overrides _backend_apply_gradients, which is never called": (lambda: mlp(Doubled()), {}),
