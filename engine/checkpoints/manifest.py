@@ -399,16 +399,10 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 
 
-def describe_files(prefix: str) -> dict:
-    """Returns {name: {"bytes", "sha256"}} of the files that TensorFlow wrote for `prefix`."""
-    directory, stem = os.path.split(prefix)
-    described = {}
-    for name in sorted(listdir(directory)):
-        match = _FILE.fullmatch(name)
-        if match and match["stem"] == stem:
-            path = os.path.join(directory, name)
-            described[name] = {"bytes": os.path.getsize(path), "sha256": sha256(path)}
-    return described
+def describe_files(folder: str) -> dict:
+    """Returns {name: {"bytes", "sha256"}} of the files in a folder, in which TensorFlow wrote a checkpoint alone."""
+    paths = {name: os.path.join(folder, name) for name in sorted(listdir(folder))}
+    return {name: {"bytes": os.path.getsize(path), "sha256": sha256(path)} for name, path in paths.items()}
 
 
 def is_being_written(directory: str) -> bool:

@@ -545,17 +545,17 @@ class Checkpoints:
 
     def _move_files(self, saving: _Saving, prefix: str) -> Manifest:
         """Moves the files that TensorFlow has written to the directory, and removes the save's folder."""
-        listed = self._catalogue.read_all()[0]
+        folder, listed = os.path.dirname(prefix), self._catalogue.read_all()[0]
         manifest = Manifest(
             prefix=os.path.join(self.directory, os.path.basename(prefix)),
             step=saving.step,
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
-            files=manifests.describe_files(prefix),
+            files=manifests.describe_files(folder),
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
-        manifests.publish(manifest, os.path.dirname(prefix))
+        manifests.publish(manifest, folder)
         _discard(saving.folder)
         for name in manifests.listdir(self.directory):
             # Of an earlier save that failed here first: another process began to write its share later.
