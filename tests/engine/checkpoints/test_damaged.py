@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import load_weights
+from crankshaft.engine.checkpoints import Checkpoints, WritingProcess, load_weights, slices
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.errors import CheckpointError, SaveError
 from tests.engine.checkpoints.checkpoint_cases import bits, data_file, fill, make, make_state, names, saved, warnings_of
@@ -106,6 +106,12 @@ def test_weights_are_taken_from_what_tensorflow_alone_wrote(tmp_path, caplog):
         load_weights(path, other.trainer.model)
         assert bits(other.trainer.model) == wanted
     assert not caplog.records
+
+
+def test_a_pipe_in_place_of_tensorflows_list_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        load_weights(tmp_path, make_state().trainer.model)
 
 
 class Killed(BaseException):
@@ -288,6 +294,18 @@ def test_a_full_disk_is_told_once_and_leaves_the_checkpoint_before(tmp_path, cap
     assert not late.exists()
 
 
+def test_a_share_that_finds_no_room_leaves_the_reason_and_other_shares(tmp_path):
+    checkpoints = Checkpoints(tmp_path, make_state(), keep=None, about={}, writer=WritingProcess(1, "attempt"))
+    folder = tmp_path / "ckpt-1_temp_attempt_1"
+    folder.mkdir()
+    (folder / "share-10.index").write_bytes(b"another's")
+    first, large = (slices.value_entry(tf.random.stateless_uniform([n], [1, 2]), str(n)) for n in (5, 500_000))
+    with files_no_larger_than(1_000_000), pytest.raises(SaveError, match="File too large"):
+        checkpoints.write(1, [first._replace(is_live=True), large], frozenset({1}), {})
+    assert names(folder) == [".crankshaft", "share-1.json", "share-10.index"]
+    assert json.loads((folder / "share-1.json").read_text())["why"].endswith("File too large")
+
+
 def test_what_was_restored_stays_until_the_next_is_whole(tmp_path):
     """With the right sizes, what is broken is found by its hash alone, which a save does not compute."""
     state, _ = saved(tmp_path, [1, 2, 3], keep=3)
@@ -428,6 +446,8 @@ OF_ANOTHER_TYPE = [
     {"host_state": {"hooks": "x"}},
     {"host_state": {"hooks": {"log": 3}}},
     {"about": {"deciding": 3}},
+    {"variables": {"v": 3}},
+    {"variables": {"v": ["float32", [3]]}},
 ]
 
 
@@ -435,7 +455,9 @@ OF_ANOTHER_TYPE = [
 def test_what_is_no_manifest_or_has_parts_of_another_type_is_one_line(written, content):
     path, record = written
     is_text = isinstance(content, str)
-    found = "expected .* found " if is_text else rf"expected '{next(iter(content))}\.[a-z_.]+' to be an object, found "
+    part = "" if is_text else next(iter(content))
+    of_a_part = "shape and dtype of v" if part == "variables" else rf"'{part}\.[a-z_.]+' to be an object"
+    found = "expected .* found " if is_text else f"expected {of_a_part}, found "
     path.write_bytes((content if is_text else json.dumps(manifests.with_digest(record | content))).encode("latin-1"))
     with pytest.raises(CheckpointError, match=rf"^ckpt-2.manifest.json: {found}") as caught:
         manifests.read(str(path))
