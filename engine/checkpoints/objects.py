@@ -255,7 +255,8 @@ def _fit(entry: _Entry, place: Moved, table: Any, checkpoint: _Checkpoint) -> _E
     variable, stored = entry.variable, entry.stored
     # Local SGD's replicas have values of their own, and a checkpoint has a row for each that the run had then.
     has_rows = per_replica.differs(variable)
-    here = _shape_and_dtype(_any_rows(variable.shape) if has_rows else whole_shape(variable), variable.dtype)
+    wanted = _any_rows(variable.shape) if has_rows else whole_shape(variable)
+    here = _shape_and_dtype(wanted, variable.dtype)
     if not stored:
         return entry._replace(text=f"{entry.text} {here}", difference=_MISSING)
     shape, dtype = checkpoint.specs[stored[0]]
@@ -276,9 +277,11 @@ def _fit(entry: _Entry, place: Moved, table: Any, checkpoint: _Checkpoint) -> _E
     if has_rows:  # a row per replica, or none for one replica
         shape = _any_rows(shape[1:] if len(shape) > len(variable.shape) else shape)
     # Only an embedding's table is written in parts that another number of shards can read.
-    is_whole = not (variable_sharding(variable) or has_rows)
-    if here == (there := _shape_and_dtype(shape, dtype)) and (is_whole or not isinstance(source, ShardRows)):
+    is_in_parts = isinstance(source, ShardRows) and (variable_sharding(variable) or has_rows)
+    fits = tf.TensorShape(wanted).is_compatible_with(shape) and tf.as_dtype(variable.dtype) == dtype
+    if fits and not is_in_parts:
         return entry._replace(text=name, source=source)
+    there = _shape_and_dtype(shape, dtype) + (f" in {len(stored)} shards" if is_in_parts else "")
     lost = " (a table can't lose rows)" if is_shard(variable) and variable.shape[0] < shape[0] else ""
     return entry._replace(text=f"{name}: {here} here, {there} in the checkpoint{lost}", difference=_RESHAPED)
 

@@ -5,11 +5,12 @@ import pytest
 import tensorflow as tf
 
 from crankshaft.engine import optimizers
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.engine.hooks.evaluation import evaluate
 from crankshaft.engine.mesh import sharded
 from crankshaft.engine.reduction import Reduction
 from crankshaft.parts.sharding import Dense
-from tests.engine.trainers import Squares
+from tests.engine.trainers import Pull, Squares
 
 WIDTH, HIDDEN, EXAMPLES = 96, 128, 60
 
@@ -143,3 +144,26 @@ def test_each_replica_has_its_part_of_the_slots(bench, data, shape):
     replicas = shape[0] * shape[1]
     many = bench(Model(), data, batch_size=8, replicas=replicas, model=shape[1], optimizer="adam", shard_optimizer=True)
     assert all(each <= (0.51 if shape == (2, 1) else 0.28) * whole for each in slot_bytes(many))
+
+
+def test_slots_that_a_table_had_in_other_shards_begin_again(bench, tmp_path):
+    """On one device it had two, of which a replica's piece of a slot of all rows can't be read."""
+    ids = np.arange(180)
+
+    def made(replicas):
+        trainer = Pull(1200, num_shards=3 - replicas)
+        options = {"optimizer": "adam", "shard_optimizer": replicas > 1}
+        return bench(trainer, (ids, ids.astype(np.float32)), 30, replicas, **options)
+
+    first, run = made(1), made(2)
+    first.train(2)
+    kept = first.checkpoints(tmp_path, about={"updated": first.state.updated()})
+    kept.save(2, {"state": first.state.host_state()}, wait=True)
+    with pytest.raises(CheckpointError, match=r"\.m: \[1200, 3\] float32 here, \[1200, 3\] float32 in 2 shards in the"):
+        run.restore(tmp_path)
+    run.restore(tmp_path, allow_changed=True)
+    for shard, values in enumerate(first.trainer.table.shards):
+        np.testing.assert_array_equal(run.held(run.trainer.table.shards[0])[shard::2], values)
+    (slots,) = run.trainer.optimizer.slots.values()
+    assert not any(part.any() for slot in slots.values() for part in run.copies(slot))
+    assert run.held(run.trainer.optimizer.update_counts).tolist() == [0]
