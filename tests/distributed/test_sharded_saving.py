@@ -31,5 +31,5 @@ def test_both_write_their_halves_and_a_half_alone_is_never_read(start_workers, t
     table = tf.Variable(tf.zeros([sharded_writer.ROWS, sharded_writer.WIDTH]))
     state = tf.train.Checkpoint(table=table, copy=tf.Variable(0.0))
     assert Checkpoints(tmp_path, state, keep=None, about={}).restore().step == 1
-    expected = sharded_writer.whole(sharded_writer.shards.Box((0, 0), (sharded_writer.ROWS, sharded_writer.WIDTH)))
+    expected = sharded_writer.whole(sharded_writer.sharded.Box((0, 0), (sharded_writer.ROWS, sharded_writer.WIDTH)))
     assert bool(tf.reduce_all(table == expected))
