@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -17,18 +18,22 @@ def refuse_within_import() -> None:
     """Raises `UsageError` in a process that `multiprocessing` has spawned and that imports its parent's script.
 
     Python refuses to start processes then, and a pool replaces those that end by it, again and again.
-    So the parent gets SIGTERM.
+    So the parent gets SIGTERM, once this process has said why and ends.
     """
     if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it
         return
-    parent = os.getppid()
-    with contextlib.suppress(OSError):  # it has ended, and another process, of another program, is the parent now
-        if parent != 1 and os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe"):
-            os.kill(parent, signal.SIGTERM)
+    atexit.register(_end_parent)
     raise UsageError(
         "the script starts a process by `multiprocessing`, which imports the script and so begins its run again; put "
         'what starts the run below `if __name__ == "__main__":`'
     )
+
+
+def _end_parent() -> None:
+    parent = os.getppid()
+    with contextlib.suppress(OSError):  # it has ended, and another process, of another program, is the parent now
+        if parent != 1 and os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe"):
+            os.kill(parent, signal.SIGTERM)
 
 
 _began = time.monotonic()  # about when this program began, or the fork of it
