@@ -37,13 +37,16 @@ def _file(nodeid: str) -> str:
 def pytest_collection_modifyitems(config, items):
     """Marks what `make test-fast` runs: tests that neither start processes nor build whole runs.
 
-    Of the others, `make test` leaves out those marked thorough, which `make test-rest` runs.
+    Left out are those with a mark thorough of their own. Of the others, `make test` leaves out those marked thorough,
+    themselves or with their file, which `make test-rest` runs.
 
     The files that take longest come first, or at the end a process would work on a long one while others have nothing
     left.
     """
     for item in items:
-        if not _COSTLY & set(item.fixturenames) and not _COSTLY_NAMES & set(vars(item.module)):
+        is_costly = _COSTLY & set(item.fixturenames) or _COSTLY_NAMES & set(vars(item.module))
+        is_thorough = any(mark.name == "thorough" for mark in item.own_markers)  # itself, not its file
+        if not is_costly and not is_thorough:
             item.add_marker("fast")
     in_make_test: dict[str, bool] = {}
     for item in items:

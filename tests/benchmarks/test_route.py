@@ -26,6 +26,7 @@ def route() -> dict[str, list[tuple[int, str, str]]]:
     return found
 
 
+@pytest.mark.thorough
 def test_the_loss_and_the_all_reduce_are_near_the_step(route):
     step, checks = route.values()
     depths = {name: depth for depth, _, name in step}

@@ -103,6 +103,7 @@ def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(cra
     assert (ended.code, "error" in ended.err) == (128 + signal.SIGHUP, False), ended.err
 
 
+@pytest.mark.thorough
 def test_a_complete_run_whose_output_is_lost_does_not_start_again(tmp_path):
     flags = (*RUN, "--train_steps=4", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9")
     with open("/dev/full", "wb") as full, open(tmp_path / "err", "wb") as err:

@@ -55,6 +55,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "flags", [MLP, pytest.param(SHARDED, marks=pytest.mark.slow)], ids=["replicas", "model over both"]
 )
@@ -111,6 +112,7 @@ training.close(run, snapshots, LostPeerError("no update for step_timeout_seconds
 """
 
 
+@pytest.mark.thorough
 def test_a_snapshot_that_can_not_be_written_does_not_keep_a_run_that_has_lost_a_worker():
     ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 1

@@ -38,7 +38,10 @@ def named(run_dir) -> dict[str, set]:
     }
 
 
-@pytest.mark.parametrize("version", sorted(each.name for each in write.HERE.iterdir() if each.name[0].isdigit()))
+*OLDER, NEWEST = sorted(each.name for each in write.HERE.iterdir() if each.name[0].isdigit())
+
+
+@pytest.mark.parametrize("version", [*(pytest.param(each, marks=pytest.mark.thorough) for each in OLDER), NEWEST])
 @pytest.mark.parametrize(
     "name", ["one_device", "two_replicas", "fit", pytest.param("parameter_servers", marks=pytest.mark.slow)]
 )

@@ -306,6 +306,7 @@ def test_a_run_that_is_kept_reads_no_further():
     assert_nothing_is_open()
 
 
+@pytest.mark.thorough
 def test_a_program_that_ends_leaves_nothing_that_reads(inside):
     kept = []  # as a script may
 
@@ -317,6 +318,7 @@ def test_a_program_that_ends_leaves_nothing_that_reads(inside):
     assert_nothing_is_open()
 
 
+@pytest.mark.thorough
 def test_an_evaluation_that_was_prepared_and_not_made_reads_no_further():
     with pytest.raises(KeyboardInterrupt) as kept:
         trained([every_steps(5, interrupted)], mode="train_and_eval", train_steps=10**6, eval_every_steps=10**6)

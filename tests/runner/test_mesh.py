@@ -74,6 +74,7 @@ def test_a_model_that_is_not_for_the_mesh_or_the_data_is_one_line(inside, flags,
     inside(*flags, "--train_steps=1", "--jit=off").refused(says)
 
 
+@pytest.mark.thorough
 def test_a_run_in_python_hands_its_model_out_whole(text):
     given = (flag for flag in (*FLAGS, *PAIR, *text) if "checkpoint" not in flag)
     names = (flag.removeprefix("--").split("=", 1) for flag in given)
@@ -100,6 +101,7 @@ def as_functions(inputs):
     return tf.keras.Model(tokens, tf.keras.layers.Dense(1)(x))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", [in_a_row, pytest.param(as_functions, marks=pytest.mark.slow)])
 def test_a_model_of_cut_layers_is_loaded_whole_where_there_is_no_mesh(tmp_path, make):
     class Own(Squares):

@@ -46,6 +46,7 @@ def in_threads(*functions) -> list:
     return results
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("where", WHERE, ids=["one_device", "two_replicas"])
 def test_threads_predict_and_evaluate_beside_one_that_trains(where):
     with opened(where) as alone:

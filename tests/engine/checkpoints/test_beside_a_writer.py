@@ -54,7 +54,7 @@ def by_restore(directory, pair):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["newer steps", "the same step"])
-@pytest.mark.parametrize("read", [by_weights, by_restore])
+@pytest.mark.parametrize("read", [by_weights, pytest.param(by_restore, marks=pytest.mark.thorough)])
 def test_a_reader_gets_one_whole_checkpoint_whenever_the_writer_replaces_it(tmp_path, monkeypatch, caplog, read, again):
     written = Pair()
     state = tf.train.Checkpoint(trainer=tf.train.Checkpoint(pair=written))

@@ -135,7 +135,7 @@ def killed_while_publishing(monkeypatch, state, directory, step, moved):
             make(directory, state).save(step, {})
 
 
-@pytest.mark.parametrize("step", [2, 3])  # written again, and a new one
+@pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.thorough), 3])  # written again, and a new one
 @pytest.mark.parametrize("moved", [0, 1])
 def test_a_writer_killed_between_two_files_costs_that_checkpoint_at_most(tmp_path, monkeypatch, step, moved):
     state, _ = saved(tmp_path, [1, 2])
@@ -337,8 +337,12 @@ def recorded(name):
     return {name: {"bytes": 3, "sha256": "0" * 64}}
 
 
+OTHERS = ("../../victim/file", "{victim}", "ckpt-1.index", "notes", "..", "")
+NAMES = ["../../victim", *(pytest.param(name, marks=pytest.mark.thorough) for name in OTHERS)]
+
+
 @pytest.mark.holds("A run removes old checkpoints")
-@pytest.mark.parametrize("name", ["../../victim", "../../victim/file", "{victim}", "ckpt-1.index", "notes", "..", ""])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_manifest_that_names_other_files_is_none_and_they_stay(tmp_path, caplog, name):
     """Swept or cleaned away, resumed or not: what it names is of nobody's concern here."""
     victim, run = tmp_path / "victim", tmp_path / "run" / "checkpoints"

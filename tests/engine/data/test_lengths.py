@@ -57,10 +57,10 @@ def stream():
 MADE = {"source": Walks, "chunks": lambda: Walks(4), "dataset": stream}
 KINDS = [
     ("source", None),
-    ("source", PLAIN),
+    pytest.param("source", PLAIN, marks=pytest.mark.thorough),
     ("source", BOUND),
     pytest.param("chunks", None, marks=pytest.mark.slow),
-    ("dataset", None),
+    pytest.param("dataset", None, marks=pytest.mark.thorough),
     ("dataset", PLAIN),
 ]
 

@@ -261,6 +261,7 @@ def test_those_of_a_batch_meet_again_in_the_next_epoch_as_by_chance(examples):
     assert abs(met - expected) < 4.5 * np.sqrt(expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("examples", "batch_size"),
     [pytest.param(64, 8, marks=pytest.mark.slow), (1437, 32), pytest.param(65_536, 32, marks=pytest.mark.slow)],

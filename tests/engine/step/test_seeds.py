@@ -58,7 +58,7 @@ def sampled(run):
         (1, {}),
         pytest.param(8, {"accumulate_steps": 4, "replicas": 2}, marks=pytest.mark.slow),
         pytest.param(8, {"accumulate_steps": 2, "parallel_micro_batches": 2, "replicas": 2}, marks=pytest.mark.slow),
-        (4, {"accumulate_steps": 2, "parallel_micro_batches": 2}),
+        pytest.param(4, {"accumulate_steps": 2, "parallel_micro_batches": 2}, marks=pytest.mark.thorough),
         (2, {"replicas": 2}),
         pytest.param(5, {"accumulate_steps": 5}, marks=pytest.mark.slow),  # of 3 and 4 examples
         pytest.param(4, {"accumulate_steps": 4, "jit": True}, marks=pytest.mark.slow),
@@ -103,6 +103,7 @@ def test_samples_follow_seed_and_step_and_one_replica_is_the_first_of_many(bench
     np.testing.assert_allclose(sampled(other), sampled(two) - before, atol=1e-5)  # differences of float32
 
 
+@pytest.mark.thorough
 def test_evaluation_and_prediction_sample_in_each_batch_and_call_independently(bench):
     run = made(bench, replicas=2, eval_source=DATA, eval_batch_size=8)
     names = [f"sample_{i}" for i in [*CALLS, *NAMED, *OTHER, *DROPS]]
@@ -245,7 +246,11 @@ class ByKeras(Samples):
         return tf.concat([tf.keras.random.uniform([3]), tf.keras.random.uniform([4])], 0)
 
 
-@pytest.mark.parametrize(("shares", "options"), [(2, {"replicas": 2}), (2, {"accumulate_steps": 2})], ids=str)
+@pytest.mark.parametrize(
+    ("shares", "options"),
+    [(2, {"replicas": 2}), pytest.param(2, {"accumulate_steps": 2}, marks=pytest.mark.thorough)],
+    ids=str,
+)
 def test_keras_samples_without_a_seed_in_each_share_and_step_alike_after_a_resume(bench, shares, options, tmp_path):
     run = made(bench, trainer=ByKeras(), **options)
     run.train(1)
@@ -266,6 +271,7 @@ class Common(Samples):
         return tf.stack([*common, *tf.unstack(super().samples()[:3])])
 
 
+@pytest.mark.thorough
 def test_common_seeds_are_those_of_all_replicas_and_move_no_other_seed(bench):
     found = []
     for trainer in (Common(), Samples()):

@@ -97,6 +97,7 @@ def test_an_op_that_xla_lacks_is_named_with_the_setting_that_does_without(bench,
     assert "OP_REQUIRES" not in capfd.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_step_that_calls_python_is_called_once_for_each_step_and_a_resumed_run_names_what_it_lacks(tmp_path, caplog):
     played = []
 

@@ -75,9 +75,9 @@ def waits_of(monkeypatch):
         pytest.param(Mlp((8,)), {}, marks=pytest.mark.slow),
         (Mlp((8,)), {"feed": STREAMED}),
         (Mlp((8,)), {"clip_norm": 1.0, "ema_decay": 0.9}),
-        (Mlp((8,)), {"sync_every_steps": 4}),
+        pytest.param(Mlp((8,)), {"sync_every_steps": 4}, marks=pytest.mark.thorough),
         pytest.param(Cnn(), {}, marks=pytest.mark.slow),
-        (Cnn(), {"precision": "bfloat16"}),
+        pytest.param(Cnn(), {"precision": "bfloat16"}, marks=pytest.mark.thorough),
     ],
 )
 def test_no_step_waits_for_the_device(bench, waits_of, trainer, options):
@@ -105,7 +105,7 @@ def test_what_waits_is_found(bench, waits_of):
         {},
         pytest.param({"feed": STREAMED}, marks=pytest.mark.slow),
         pytest.param({"sync_every_steps": 4}, marks=pytest.mark.slow),
-        {"jit": True},
+        pytest.param({"jit": True}, marks=pytest.mark.thorough),
     ],
 )
 def test_a_run_has_the_bits_that_it_has_on_the_cpu(bench, options):

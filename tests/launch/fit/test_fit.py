@@ -224,7 +224,7 @@ QUICK = ("average, schedule, clipped values", "lstm with masks", "two inputs, th
 
 
 def _marks(case):
-    return [pytest.mark.slow] * (case not in QUICK) + [pytest.mark.thorough] * (case not in QUICK[1::2])
+    return [pytest.mark.slow] * (case not in QUICK) + [pytest.mark.thorough] * (case != "text")
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=_marks(case)) for case in CASES])

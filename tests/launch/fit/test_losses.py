@@ -90,6 +90,7 @@ def test_the_loss_of_a_step_that_a_loss_scale_skips_counts_as_in_keras():
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_part_of_a_batch_is_no_batch():
     """Micro-batches: what is no mean over examples is refused, and what is one is computed."""
 
@@ -195,7 +196,7 @@ FITS = (keras.Model.fit, fit)
 
 @pytest.mark.parametrize("how", WHERE, ids=["one device", "replicas", "micro-batches"])
 @pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
-@pytest.mark.parametrize("is_mean", [True, False], ids=["a mean", "no mean"])
+@pytest.mark.parametrize("is_mean", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["a mean", "no mean"])
 def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is_mean, weights, how):
     theirs, ours = own(is_mean), own(is_mean)
     arguments = {"sample_weight": weights, "validation_data": (X[:24], Y[:24]), **HOW}
@@ -234,6 +235,7 @@ class OfExamples(keras.Model):
         return keras.ops.mean(squares) + super().compute_loss(x, y, y_pred, sample_weight)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
 def test_a_loss_of_the_models_own_is_called_once_per_step_with_metrics_of_examples(weights):
     models = []
@@ -348,6 +350,7 @@ class Masked(keras.Sequential):
         return super().compute_loss(x, y, y_pred, sample_weight)
 
 
+@pytest.mark.thorough
 def test_a_loss_of_the_models_own_under_a_mask_counts_steps_of_all_replicas():
     tokens = rng.integers(0, 3, (29, 5)) * (rng.uniform(size=(29, 1)) > 0.3)
 
@@ -377,6 +380,7 @@ def by_large(y_true, y_pred):
     return keras.ops.divide_no_nan(keras.ops.sum(found * keras.ops.square(y_pred)), keras.ops.sum(found))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", [by_frequency, pytest.param(by_large, marks=pytest.mark.thorough)])
 def test_a_loss_of_which_labels_of_0_and_1_show_nothing_is_computed_of_whole_batches(loss, caplog):
     labels = np.where(Y[:, :1] > 0, 302.0, 300.5).astype("float32")
@@ -438,6 +442,7 @@ def distiller():
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("made", "labels"), [(halved, (Y[:24, :1], Y[:24, 1:2])), (distiller, KINDS[:24])])
 def test_a_loss_of_the_models_own_may_divide_an_output_or_distil_a_teacher(made, labels):
     theirs = made()
@@ -478,6 +483,7 @@ def of_tokens(y_true, y_pred):
     return keras.ops.sum(losses * counted) / keras.ops.sum(counted)
 
 
+@pytest.mark.thorough
 def test_sequences_that_batches_pad_are_gathered_for_a_loss_of_the_whole_batch():
     lengths = [3, 7, 2, 5, 4, 9, 1, 6]
 
@@ -516,7 +522,7 @@ def test_one_hot_labels_may_be_bool():
         np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("axis", [None, -1])
+@pytest.mark.parametrize("axis", [None, pytest.param(-1, marks=pytest.mark.thorough)])
 def test_labels_that_replicas_gather_are_squeezed_along_an_axis(axis):
     def of_kinds(y_true, y_pred):
         kinds = keras.ops.squeeze(y_true, axis)

@@ -121,7 +121,11 @@ class AttendingByStep(Attending):
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [(Attending, {}), (AttendingByStep, {}), pytest.param(Attending, COPIES, marks=pytest.mark.thorough)],
+    [
+        (Attending, {}),
+        pytest.param(AttendingByStep, {}, marks=pytest.mark.thorough),
+        pytest.param(Attending, COPIES, marks=pytest.mark.thorough),
+    ],
     ids=["itself", "by its step", "copy"],
 )
 def test_models_that_fit_builds_begin_with_weights_of_their_own_as_by_keras(kind, how):
@@ -624,7 +628,14 @@ def test_batches_may_differ_in_length_as_in_keras(kind, how):
     compare(trained(keras.Model.fit), (ours, run.history), 1e-6)
 
 
-@pytest.mark.parametrize(("kind", "how"), [("float16", {}), ("bfloat16", {}), ("bfloat16", TWO)])
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("float16", {}),
+        pytest.param("bfloat16", {}, marks=pytest.mark.thorough),
+        pytest.param("bfloat16", TWO, marks=pytest.mark.thorough),
+    ],
+)
 def test_weights_of_two_dtypes_are_trained_together(kind, how):
     def made():
         keras.utils.set_random_seed(1)

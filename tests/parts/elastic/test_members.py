@@ -121,6 +121,7 @@ def test_workers_that_do_not_return_are_left_out_until_they_do_even_the_chief(jo
     three.attempt(0, 1, 2)
 
 
+@pytest.mark.thorough
 def test_who_is_known_to_be_away_is_not_awaited_again(job):
     """Not even by an agent that was away itself, which hears it of the other."""
     three = job(3)
@@ -132,6 +133,7 @@ def test_who_is_known_to_be_away_is_not_awaited_again(job):
     three.attempt(0, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.holds("In a job with `--min_workers` and a secret")
 def test_a_stranger_at_the_port_of_a_worker_that_is_away_is_heard_only_before_the_first_attempt(job):
     """It answers as an agent that waits, and as a task that has found a mistake, without the job's secret."""
@@ -158,6 +160,7 @@ def test_the_largest_number_that_divides_the_batch_continues(job):
     wait_until(lambda: five.is_waiting(5))  # one too many is not lost
 
 
+@pytest.mark.thorough
 def test_others_wait_for_further_notices_of_preemption_and_no_such_worker(job, monkeypatch):
     monkeypatch.setattr(members, "_NOTICE_SECONDS", NEVER)
     monkeypatch.setattr(members, "_GRACE_SECONDS", NEVER)  # nobody leaves before the others know

@@ -217,11 +217,13 @@ def test_what_turns_keep_for_their_gradients_is_held_once_each():
     assert "the memory is a lower bound, without what turns of while keep: their number is not in the graph" in line
 
 
+@pytest.mark.thorough
 def test_recompute_holds_less():
     kept, again = (quantified(*LM, f"--recompute={recompute}").memory for recompute in ("false", "true"))
     assert again.activations < 0.8 * kept.activations
 
 
+@pytest.mark.thorough
 def test_a_plan_for_cpus_names_what_a_step_computes_as_uncertain():
     assert not quantified(*WIDER).uncertain  # most is data
     (line,) = quantified(*LM).uncertain

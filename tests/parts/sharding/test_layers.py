@@ -90,6 +90,7 @@ def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, 
             np.testing.assert_allclose(gradient, whole[box], rtol=1e-5, atol=1e-6, err_msg=variable.path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.slow)])
 def test_in_16_bits_a_decoder_on_a_mesh_is_that_of_one_device_within_their_rounding(meshes, precision):
     tf.keras.config.set_dtype_policy(precision)

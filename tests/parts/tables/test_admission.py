@@ -194,6 +194,7 @@ def test_an_evaluation_changes_nothing_and_gives_no_rows(bench, replicas, admit_
     assert admit_after is None or figures(made.trainer.table)[0] > 0
 
 
+@pytest.mark.thorough
 def test_micro_batches_give_rows_on_one_replica_and_are_refused_on_several(bench):
     made = bench(pull(), power_law(180), 30, accumulate_steps=3)
     made.train(6)

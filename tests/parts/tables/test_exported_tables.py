@@ -70,6 +70,7 @@ def exports(tmp_path_factory):
     return exported
 
 
+@pytest.mark.thorough
 def test_the_files_have_the_saved_models_rows_and_a_delta_leads_to_the_next(exports):
     _, first = exports("a", IDS[:40], 9)
     done, second = exports("a", IDS[20:], 17, export_since=first)

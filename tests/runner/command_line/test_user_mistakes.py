@@ -195,6 +195,7 @@ class Unbounded(Line):
         return super().build_model()
 
 
+@pytest.mark.thorough
 def test_a_model_that_no_memory_has_room_for_is_named_and_not_the_batch(inside):
     outcome = inside(*RUN, trainer=Unbounded, data=data)
     assert outcome.code == 1

@@ -58,6 +58,7 @@ class Count(varying.Mean):
         return super().forward(features, training)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", [pytest.param("source", marks=pytest.mark.slow), "dataset"])
 def test_what_orders_an_epoch_changes_where_it_ends(kind, tmp_path):
     Count.steps.clear()
@@ -85,6 +86,7 @@ def test_what_orders_an_epoch_changes_where_it_ends(kind, tmp_path):
     np.testing.assert_allclose(rates, 0.005 * (1 + np.cos(np.pi * (1 + progress) / 2)), atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_a_call_takes_other_lengths_and_predictions_are_in_order(tmp_path):
     longest = 30  # the run's own are 12 at most
     values = np.zeros([3, longest, 2], np.float32)
@@ -160,6 +162,7 @@ class Whole(varying.Mean):
         return {"sum": float(np.sum(predictions["sums"]))}
 
 
+@pytest.mark.thorough
 def test_a_trainer_gets_arrays_of_batches_that_came_padded(tmp_path):
     data = made("dataset").padded_batch(8)
     flags = {**FLAGS, "accumulate_steps": 2, "train_steps": 4}
@@ -235,6 +238,7 @@ def test_a_run_that_is_resumed_in_the_middle_of_both_epochs_ends_on_the_same_bit
     assert max(abs(a - b).max() for a, b in zip(weights(whole), by_hand(11), strict=True)) > 1e-4  # it is shuffled
 
 
+@pytest.mark.thorough
 def test_the_others_are_shuffled_by_seeds_of_their_own_and_may_be_endless():
     same = {"a": (np.arange(12, dtype="float32"),), "b": (np.arange(12, dtype="float32"),)}
 
@@ -351,6 +355,7 @@ class Gan(Trainer):
         return {"loss": mean(self.critic(self.generator(tf.concat([batch, batch[:, :1]], 1)))[:, 0])}
 
 
+@pytest.mark.thorough
 def test_one_of_several_models_is_exported_by_its_name(tmp_path):
     replicas = {"strategy": "mirrored", "num_virtual_devices": 2}
     noise = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)

@@ -57,7 +57,7 @@ NUMBERS = ("user", "price", "day", "seen")
     ("arguments", "features"),
     [
         pytest.param({"missing": "mean"}, 6, marks=pytest.mark.slow),
-        ({"missing": "column", "text": "hash"}, 10),
+        pytest.param({"missing": "column", "text": "hash"}, 10, marks=pytest.mark.thorough),
         pytest.param({"missing": "-1.5", "array": True, "features": NUMBERS}, None, marks=pytest.mark.slow),
         ({"missing": "column", "array": True, "features": NUMBERS}, None),
     ],
@@ -118,6 +118,7 @@ NAMES = ("user", "b1", "b2", "b3")
 MODELS = {"dict": {"model": "wide_deep"}, "array": {"model": "logistic", "input_arg": {"array": True}}}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["dict", pytest.param("array", marks=pytest.mark.slow)])
 def test_columns_of_other_names_are_refused_by_each_mode(tmp_path, form):
     pytest.importorskip("pyarrow")
@@ -142,6 +143,7 @@ def test_columns_of_other_names_are_refused_by_each_mode(tmp_path, form):
             model.predict(examples, verbose=0)
 
 
+@pytest.mark.thorough
 def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp_path):
     pytest.importorskip("pyarrow")
     write_named(tmp_path / "data", ("größe id", "b-1", "b_1", "2nd"))
@@ -155,6 +157,7 @@ def test_columns_whose_names_no_signature_can_have_are_exported_under_others(tmp
     np.testing.assert_allclose(served, trained.predict(rows), rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     """In predictions, evaluations, a loaded model and an export, and of a run on prepared shards."""
     pytest.importorskip("pyarrow")
@@ -195,6 +198,7 @@ def test_raw_ids_are_numbered_however_the_rows_come(tmp_path):
     assert not hashed.data_info.preprocessing.columns["user"].values
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["dict", pytest.param("array", marks=pytest.mark.slow)])
 def test_rows_to_predict_on_need_no_labels(tmp_path, form):
     pytest.importorskip("pyarrow")
@@ -351,6 +355,7 @@ def test_tables_are_read_into_another_number_of_shards(inside, tmp_path, before,
     assert len(runs.manifests(first)[-1]["about"]["updated"]["optimizer"]) == 2 + 2 * after
 
 
+@pytest.mark.thorough
 def test_a_table_that_has_grown_begins_with_the_rows_of_a_smaller_one(inside, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     inside(*IN_SHARDS, f"--run_dir={first}", "--train_steps=3", trainer=in_shards(2), data=pairs).ok()

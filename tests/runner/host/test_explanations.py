@@ -135,6 +135,7 @@ def test_a_limit_that_is_met_is_named_with_the_file(limited, tmp_path, monkeypat
         assert "memory" not in line
 
 
+@pytest.mark.thorough
 def test_memory_that_ulimit_refuses_is_named_as_the_limit_and_lasts(limited):
     def refuse(error):
         raise error

@@ -298,6 +298,7 @@ def test_an_exported_model_is_served_by_tensorflow_alone(trained_on_text, inside
         assert json.load(file)["tokens"] == {"kind": "bytes"}
 
 
+@pytest.mark.thorough
 def test_on_a_mesh_it_generates_what_one_device_does(trained_on_text, inside):
     flags = ("--mode=generate", f"--run_dir={trained_on_text.run_dir}", f"--prompt={PROMPT}", "--sampling=tokens=50")
     flags += ("--strategy=mirrored", "--num_virtual_devices=4", "--mesh=data:2,model:2", "--sampling=temperature=0.8")
@@ -330,5 +331,6 @@ def text(tmp_path):
     return f"--data_dir={tmp_path}/text", f"--eval_data_dir={tmp_path}/text"
 
 
+@pytest.mark.thorough
 def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics").ok()

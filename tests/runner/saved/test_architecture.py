@@ -182,6 +182,7 @@ def test_what_another_version_of_keras_wrote_is_compared_as_this_one_reads_it():
     assert architecture.changes(then, Of(scaled())) == "its layers can't be read"
 
 
+@pytest.mark.thorough
 def test_a_run_and_each_reader_of_it_refuses_other_layers_or_is_warned(inside, tmp_path, caplog):
     class Net(Trainer):
         activation = "relu"
