@@ -22,17 +22,16 @@ def refuse_within_import() -> None:
     """
     if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it
         return
-    atexit.register(_end_parent)
+    atexit.register(_end_parent, os.getppid())
     raise UsageError(
         "the script starts a process by `multiprocessing`, which imports the script and so begins its run again; put "
         'what starts the run below `if __name__ == "__main__":`'
     )
 
 
-def _end_parent() -> None:
-    parent = os.getppid()
-    with contextlib.suppress(OSError):  # it has ended, and another process, of another program, is the parent now
-        if parent != 1 and os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe"):
+def _end_parent(parent: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended
+        if os.getppid() == parent != 1 and os.path.samefile(f"/proc/{parent}/exe", "/proc/self/exe"):
             os.kill(parent, signal.SIGTERM)
 
 
