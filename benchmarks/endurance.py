@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,9 @@ class Watch:
         half, last = len(units) // 2, len(units) - 1
         costs = [after - before for before, after in itertools.pairwise(cpu)]
         early, late = statistics.median(costs[1 : half + 1]), statistics.median(costs[half:])
-        # Between medians: a sample by itself is up to 20 MiB higher while a checkpoint is written.
-        quarter = (last - half) // 2
-        third, fourth = (statistics.median(memory[at : at + quarter + 1]) for at in (half, last - quarter))
-        apart = units[last - quarter] - units[half]
         return {
             "CPU time per unit, second half over first": (late / early, cpu_limit),
-            f"MiB per {per:,} units": ((fourth - third) * per / apart, memory_limit),
+            f"MiB per {per:,} units": (_slope(units, memory) * per, memory_limit),
             "open files more": (files[last] - files[half], 3),
             "threads more": (threads[last] - threads[half], 3),
         }
@@ -241,12 +237,12 @@ def servers(share: float) -> dict[str, tuple[float, float]]:
         finally:
             job.terminate()
             job.wait()
-    (half, *before), (last, *after) = rows[_SAMPLES // 2], rows[-1]
-    memory, files, tasks = (more - less for more, less in zip(after, before, strict=True))
+    steps_done, memory, files, tasks = zip(*rows, strict=True)
+    half = _SAMPLES // 2
     return {
-        "MiB of all tasks per 10,000 steps": (memory * 1e4 / (last - half), 100),
-        "open files more": (files, 3),
-        "processes more": (tasks, 0),
+        "MiB of all tasks per 10,000 steps": (_slope(steps_done, memory) * 1e4, 100),
+        "open files more": (files[-1] - files[half], 3),
+        "processes more": (tasks[-1] - tasks[half], 0),
         "temporary files that kills have left": (left, 0),
     }
 
@@ -309,6 +305,17 @@ def _fitted(count: int, begin: Callable[[Any, int], None] = lambda model, epoch:
     )
     crankshaft.fit(model, x, y, 32, count, 0, [hook], jit="off", **flags)
     return watch
+
+
+def _slope(units: Sequence[float], memory: Sequence[float]) -> float:
+    """Returns by how much memory grows with a unit of work, in the second half of the samples.
+
+    Between medians of its two halves: a sample by itself may be 20 MiB higher while a checkpoint is written.
+    """
+    half, last = len(units) // 2, len(units) - 1
+    quarter = (last - half) // 2
+    third, fourth = (statistics.median(memory[at : at + quarter + 1]) for at in (half, last - quarter))
+    return (fourth - third) / (units[last - quarter] - units[half])
 
 
 def _totals(mark: str) -> list[float]:
