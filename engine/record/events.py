@@ -221,6 +221,15 @@ class Line(NamedTuple):
         return parsed(self.text) or {}
 
 
+def line_of(text: bytes) -> Line | None:
+    """Returns the line, or None if it has no event."""
+    if text.endswith(b"}\n") and (head := _HEAD.match(text)):
+        kind, time, step = head.groups()
+        return Line(_KINDS[kind], float(time), int(step), text)
+    event = parsed(text)
+    return Line(event["event"], event["time"], event["step"], text) if event else None
+
+
 def read(path: str) -> Iterator[Line]:
     """Yields each line that has an event, skipping others. Raises OSError, also for a link."""
     with open(open_regular(path, os.O_NOFOLLOW), "rb") as file:
@@ -282,17 +291,12 @@ def _seek_start(file: IO[bytes], step: float = math.inf) -> int:
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[Line | None, int, int]]:
     """Yields each line, None if it has no event, and its range in the file. Reads overlong lines in pieces."""
-    is_rest, last, is_head = False, file.tell(), _HEAD.match
+    is_rest, last = False, file.tell()
     while text := file.readline(LONGEST_LINE):
         first, last = last, last + len(text)
         is_whole = text.endswith(b"\n") or len(text) < LONGEST_LINE
         if not is_rest:
-            if (head := is_head(text)) and text.endswith(b"}\n"):
-                kind, time, step = head.groups()
-                yield Line(_KINDS[kind], float(time), int(step), text), first, last
-            else:
-                event = parsed(text) if is_whole else None
-                yield Line(event["event"], event["time"], event["step"], text) if event else None, first, last
+            yield line_of(text) if is_whole else None, first, last
         is_rest = not is_whole
 
 

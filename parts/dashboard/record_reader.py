@@ -1,7 +1,7 @@
 """Reads a run's record, events.jsonl, as it grows, into figures of bounded size.
 
 Anybody may have written the file: lines that are not of the schema are skipped and counted, and values of the others
-are bounded in length, in number and in total.
+are bounded in length, in number and in total. Of rows, which are not shown, only the beginnings are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from ...engine.machine.files import open_regular
-from ...engine.record.events import LONGEST_LINE, parsed
+from ...engine.record.events import LONGEST_LINE, line_of, parsed
 from ...runner.command_line.values import differences
 from .track import Track
 
@@ -28,9 +28,9 @@ _MOST_WORKERS = 10_000
 _MOST_NOTES = 200  # notes kept per kind
 _MOST_VALUES = 500  # values kept per mapping
 _POINTS, _LANE_POINTS = 600, 100
-# Windows beyond this many bytes of a record are read without their workers' figures.
-_WORKERS_BYTES = 8 << 20
-_WINDOW = re.compile(rb'\{"event": ?"window"')
+# How many windows of a record are read, and how many bytes of them with their workers' figures.
+_MOST_WINDOWS, _WORKERS_BYTES = 20_000, 8 << 20
+_LAST_BYTES = 1 << 16  # of a record, of which all windows are read
 _FIGURES = ("step_ms", "own_ms", "input_wait_ms", "reduce_wait_ms", "gradient_norm", "staleness", "lag")
 _TIME = ("", "time")  # the lanes' column
 _LATEST = ("start", "config", "cluster", "window", "end")
@@ -74,6 +74,7 @@ class RecordReader:
         self._offset = self.skipped = 0
         self._tail = b""
         self._is_in_long = False  # whether the position is within a line that is too long
+        self._num_windows = 0  # those that were read
         self._with_workers = 0  # bytes of lines whose workers' figures were read
         self._is_current = False  # whether all lines that the file had at first were read
         self._heard = self._clock()  # time of the run's last write
@@ -156,16 +157,16 @@ class RecordReader:
 
     # -- A line ------------------------------------------------------------------------------------------------------
 
-    def _add_line(self, line: bytes, size: int) -> None:
-        if _WINDOW.match(line):
-            # Evenly over the record, and in its last lines always.
-            room = min(1.0, _WORKERS_BYTES / size) * self._offset
-            has_workers = self._with_workers <= room or self._offset + 2 * len(line) > size
-            self._with_workers += has_workers * len(line)
-            raw = (not has_workers and parsed(_without_workers(line))) or parsed(line)
-        else:
-            raw = parsed(line)
-        if raw is None:
+    def _add_line(self, text: bytes, size: int) -> None:
+        if (line := line_of(text)) is None:
+            self.skipped += 1
+            return
+        if line.kind == "row" or (line.kind == "window" and not self._takes_window(len(text), size)):
+            self.time = line.time
+            return
+        has_workers = line.kind != "window" or self._takes_workers(len(text), size)
+        raw = (not has_workers and parsed(_without_workers(text))) or line.event
+        if not raw:
             self.skipped += 1
             return
         workers = (raw.pop("workers", None) or [])[:_MOST_WORKERS]
@@ -198,6 +199,22 @@ class RecordReader:
             before, self._window_seconds = self._window_seconds, event.get("seconds") or self._window_seconds
             self._periods.append(self._window_seconds - before)
             self._add_workers(workers, time)
+
+    def _takes_window(self, length: int, size: int) -> bool:
+        """Decides whether a window is read: they are evenly over the record, and in its last lines always."""
+        is_taken = self._is_near_end(length, size) or self._num_windows <= _MOST_WINDOWS * self._offset / size
+        self._num_windows += is_taken
+        return is_taken
+
+    def _takes_workers(self, length: int, size: int) -> bool:
+        """Decides likewise whether a window is read with its workers' figures."""
+        room = min(1.0, _WORKERS_BYTES / size) * self._offset
+        is_taken = self._is_near_end(length, size) or self._with_workers <= room
+        self._with_workers += is_taken * length
+        return is_taken
+
+    def _is_near_end(self, length: int, size: int) -> bool:
+        return self._offset + max(2 * length, _LAST_BYTES) > size
 
     def _add_workers(self, workers: list[dict[str, Any]], time: float) -> None:
         lane: dict[Any, float] = {_TIME: time}

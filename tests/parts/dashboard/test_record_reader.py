@@ -160,6 +160,19 @@ def test_a_long_record_has_all_metrics_and_some_of_its_workers_figures(path, mon
     assert view["lane_time"][-1] == view["windows"]["time"][-1]
 
 
+def test_of_a_very_long_record_windows_are_read_evenly_and_the_last_ones_all(path, monkeypatch):
+    monkeypatch.setattr("crankshaft.parts.dashboard.record_reader._MOST_WINDOWS", 30)
+    monkeypatch.setattr("crankshaft.parts.dashboard.record_reader._LAST_BYTES", 6_000)
+    lines = list(events(0, windows=300))
+    write(path, iter(lines))
+    windows = [line["time"] for line in lines if line["event"] == "window"]
+    read_of = [windows.index(time) for time in read(path).view("", 50)["windows"]["time"]]
+    assert 30 < len(read_of) < 50
+    assert read_of[0] == 0
+    assert read_of[-4:] == [296, 297, 298, 299]
+    assert max(after - before for before, after in itertools.pairwise(read_of)) <= 11
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -189,7 +202,8 @@ def test_a_line_that_is_not_of_the_schema_does_no_harm(path, line):
         file.write(line + b"\n")
     add(path, {"event": "window", "time": BEGIN + 99, "step": 9999})
     record = read(path)
-    assert record.view("", 50)["skipped"] == (not line.endswith(OF_THE_SCHEMA))
+    is_read = not line.startswith(b'{"event": "row"')  # those are not shown
+    assert record.view("", 50)["skipped"] == (is_read and not line.endswith(OF_THE_SCHEMA))
     json.dumps([record.view("", 50), record.age()], allow_nan=False)
     assert record.view("", 50)["windows"]["step"][: len(before)] == before
     assert record.view("", 50)["windows"]["step"][-1] == 9999
