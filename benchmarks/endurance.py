@@ -207,6 +207,7 @@ def servers(share: float) -> dict[str, tuple[float, float]]:
     from crankshaft.engine.record.events import NewestStep
 
     flags = "--model=wide_deep --input=synthetic_clicks --train_steps=1000000000 --jit=off --progress=off".split()
+    flags += ["--checkpoint_every_minutes=0.5"]  # the first one takes some 40 MiB, which is no slope
     flags += "--model_arg=table_capacity=4096 --model_arg=admit_after=2 --model_arg=evict_after=20".split()
     with tempfile.TemporaryDirectory() as folder:
         temporary, log, newest = Path(folder, "tmp"), Path(folder, "log"), NewestStep(f"{folder}/run/events.jsonl")
