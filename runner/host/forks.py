@@ -18,7 +18,7 @@ def refuse_within_import() -> None:
     """Raises `UsageError` in a process that `multiprocessing` has spawned and that imports its parent's script.
 
     Python refuses to start processes then, and a pool replaces those that end by it, again and again.
-    So the parent gets SIGTERM, once this process has said why and ends.
+    The parent gets SIGTERM as this process exits, after its error was printed.
     """
     if not getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing.spawn has it
         return

@@ -203,7 +203,7 @@ def test_one_bad_value_blanks_no_page(opened, tmp_path, capfd):
         file.write("a line")
     with monitor(tmp_path / "bad", tmp_path / "good") as link:
         page = opened(link)
-        # The page is drawn as soon as a part of the record has been read. Rows, which it does not show, are not checked.
+        # The page is drawn as soon as a part of the record has been read. It shows no rows, and does not check them.
         left_out = sum('"row"' not in line for line in NOT_OF_THE_SCHEMA)
         page.locator("#facts", has_text=f"{left_out} lines of the record left out").wait_for()
         assert page.inner_text("#log-text") == "a line"
