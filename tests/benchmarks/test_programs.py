@@ -61,8 +61,7 @@ def test_a_documented_difference_is_counted_and_any_other_is_wrong():
 @pytest.mark.parametrize(
     "seeds",
     [
-        "83,261",
-        pytest.param("31,48,186,377", marks=pytest.mark.thorough),
+        pytest.param("31,48,83,186,261,377", marks=pytest.mark.thorough),
         pytest.param("0:22", marks=pytest.mark.thorough),
         pytest.param("22:60", marks=pytest.mark.slow),
         pytest.param("3,9 --relations=workers", marks=pytest.mark.slow),

@@ -35,6 +35,7 @@ def test_the_loss_and_the_all_reduce_are_near_the_step(route):
     assert {"check_saved", "check_losses", "check_options", "check_aggregated"} <= {name for _, _, name in checks}
 
 
+@pytest.mark.thorough
 def test_the_page_names_a_steps_functions_in_the_order_of_its_trace(route):
     step, _ = route.values()
     heart = (ROOT / "BUILD.md").read_text(encoding="utf-8").split("## The heart")[1].split("What they rely on")[0]

@@ -116,6 +116,7 @@ MESH_RUNS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "run", [pytest.param(name, marks=[] if name == "stream" else pytest.mark.slow) for name in MESH_RUNS]
 )

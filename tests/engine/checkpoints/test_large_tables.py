@@ -67,6 +67,7 @@ def memory(name):
     return int(re.search(rf"{name}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
 
 
+@pytest.mark.thorough
 def test_a_save_takes_a_quarter_of_a_gigabyte_at_most(tmp_path):
     """A table of 183 MiB and its slot; their copies, which a kernel's sparse update makes of reads, would take 366."""
     state = make_state(rows=750_000, width=64, shards=1)

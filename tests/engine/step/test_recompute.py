@@ -16,6 +16,7 @@ TOKENS = RNG.integers(0, 37, (24, 9)).astype(np.int32)
 VALUES = RNG.normal(size=(24, 5)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

@@ -89,6 +89,7 @@ def test_steps_sample_the_same_in_whatever_program_they_stand(bench):
     assert np.abs(sums[10, 1] - 10 * sums[1, 1]).min(axis=0).min() > 1e-3
 
 
+@pytest.mark.thorough
 def test_samples_follow_seed_and_step_and_one_replica_is_the_first_of_many(bench):
     one, two, other = (made(bench, replicas, seed=seed) for replicas, seed in ((1, 0), (2, 0), (1, 1)))
     for each in (one, two, other):

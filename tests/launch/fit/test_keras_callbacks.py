@@ -362,8 +362,7 @@ class LookingAhead(callbacks.EarlyStopping):
         self.model.set_weights([slow + 0.5 * (new - slow) for slow, new in zip(self.slow, fast, strict=True)])
 
 
-@pytest.mark.parametrize("how", [{}, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("kind", [Averaging, LookingAhead])
+@pytest.mark.parametrize(("kind", "how"), [(Averaging, {}), (LookingAhead, TWO)], ids=["one", "two"])
 def test_what_a_callback_without_get_state_keeps_in_its_attributes_is_in_checkpoints(tmp_path, caplog, kind, how):
     _, (expected, _) = fitted("keras", adam(), [kind()])
     _, whole = fitted("ours", adam(), [kind()], **how)

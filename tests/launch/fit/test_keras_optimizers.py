@@ -60,6 +60,7 @@ def variables(trainer) -> list:
     return [each.numpy() for each in (*trainer.model.weights, *trainer.other.variables, trainer.temperature)]
 
 
+@pytest.mark.thorough
 def test_it_is_resumed_to_the_bit(tmp_path):
     trained(Tempered, 3, tmp_path, **MIRRORED)
     resumed, at_once = trained(Tempered, 6, tmp_path, **MIRRORED), trained(Tempered, 6, **MIRRORED)

@@ -60,6 +60,7 @@ def labels(part=slice(None)):
     return {name: KINDS[part] if name == "circle" else Y[part] for name in LOSSES}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weights", [None, pytest.param(WEIGHTS, marks=pytest.mark.slow)], ids=["", "weighed"])
 def test_two_replicas_minimize_what_keras_minimizes_on_one_device(weights):
     plain, validation = model(), (X[:5], labels(slice(5)))
@@ -194,9 +195,10 @@ WHERE = [
 FITS = (keras.Model.fit, fit)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", WHERE, ids=["one device", "replicas", "micro-batches"])
 @pytest.mark.parametrize("weights", [pytest.param(None, marks=pytest.mark.slow), WEIGHTS], ids=["", "weighed"])
-@pytest.mark.parametrize("is_mean", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["a mean", "no mean"])
+@pytest.mark.parametrize("is_mean", [True, False], ids=["a mean", "no mean"])
 def test_a_loss_of_the_models_own_is_keras_on_replicas_and_uneven_batches_too(is_mean, weights, how):
     theirs, ours = own(is_mean), own(is_mean)
     arguments = {"sample_weight": weights, "validation_data": (X[:24], Y[:24]), **HOW}
@@ -267,6 +269,7 @@ class Measures(keras.layers.Layer):
         return x
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", WHERE, ids=["one device", "replicas", "micro-batches"])
 def test_metrics_that_layers_update_are_reported(how):
     def made():
@@ -306,6 +309,7 @@ class OfPresent(keras.Sequential):
         return _of_present(-1.0)(y, y_pred)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "missing"),
     [
@@ -505,6 +509,7 @@ def test_sequences_that_batches_pad_are_gathered_for_a_loss_of_the_whole_batch()
     assert_same_weights(fit(made, data, epochs=2, verbose=0, **TWO).model, theirs)
 
 
+@pytest.mark.thorough
 def test_one_hot_labels_may_be_bool():
     labels = np.eye(3, dtype=bool)[KINDS]
 
@@ -522,7 +527,8 @@ def test_one_hot_labels_may_be_bool():
         np.testing.assert_allclose(run.history.history[name], values, rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("axis", [None, pytest.param(-1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("axis", [None, -1])
 def test_labels_that_replicas_gather_are_squeezed_along_an_axis(axis):
     def of_kinds(y_true, y_pred):
         kinds = keras.ops.squeeze(y_true, axis)

@@ -119,12 +119,13 @@ class AttendingByStep(Attending):
         return {"loss": keras.ops.mean(self(data[0], training=True))}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
         (Attending, {}),
-        pytest.param(AttendingByStep, {}, marks=pytest.mark.thorough),
-        pytest.param(Attending, COPIES, marks=pytest.mark.thorough),
+        (AttendingByStep, {}),
+        (Attending, COPIES),
     ],
     ids=["itself", "by its step", "copy"],
 )
@@ -298,6 +299,7 @@ class Moving(layers.Layer):
         return inputs
 
 
+@pytest.mark.thorough
 def test_a_layer_may_sum_across_replicas():
     """While replicas exchange values, the layers keep what each has added to the loss, by examples and in all."""
     models = [
@@ -601,6 +603,7 @@ class OfLengths(keras.utils.PyDataset):
         return np.full([2, length, 2], length, "float32"), np.ones([2, length, 1], "float32")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "how"),
     [("dataset", {}), ("PyDataset", TWO)]
@@ -628,12 +631,13 @@ def test_batches_may_differ_in_length_as_in_keras(kind, how):
     compare(trained(keras.Model.fit), (ours, run.history), 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
         ("float16", {}),
-        pytest.param("bfloat16", {}, marks=pytest.mark.thorough),
-        pytest.param("bfloat16", TWO, marks=pytest.mark.thorough),
+        ("bfloat16", {}),
+        ("bfloat16", TWO),
     ],
 )
 def test_weights_of_two_dtypes_are_trained_together(kind, how):

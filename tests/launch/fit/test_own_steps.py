@@ -76,15 +76,14 @@ def assert_same_metrics(name, ours, theirs, tolerance):
         np.testing.assert_allclose(ours[key], theirs[key], rtol=tolerance, atol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", some_of(ON_SEVERAL, "gan"))
-def test_replicas_compute_what_kerass_fit_computes(name, replicas):
+def test_replicas_compute_what_kerass_fit_computes(name):
     """Sums of float32 in another order; Adam divides by roots of small sums."""
     make, data, _ = CASES[name]
     data = tuple(part[:37] for part in data)  # the last batch has one example
     how = {"validation_data": tuple(part[:17] for part in data)} if name in ("guide", "distiller") else {}
     theirs, expected, _ = trained(keras.Model.fit, make, data, **how)
-    run = fit(make, *data, strategy="mirrored", seed=1, num_virtual_devices=replicas, **HOW, **how)
+    run = fit(make, *data, strategy="mirrored", seed=1, num_virtual_devices=3, **HOW, **how)
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-5)
     assert_same_metrics(name, run.history.history, expected, 2e-5)
@@ -107,7 +106,8 @@ def test_a_resume_in_mid_epoch_has_the_same_bits(name, tmp_path):
     assert run.history.history == expected
 
 
-@pytest.mark.parametrize("name", some_of(ON_SEVERAL))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["gan", "vae", "scaled"])  # two optimizers, samples, a scale of losses
 def test_a_resume_on_replicas_has_the_same_bits(name, tmp_path):
     make, data, _ = CASES[name]
     how = {**ON_TWO, **HOW, "seed": 1}
@@ -133,6 +133,7 @@ class Lowers(keras.callbacks.Callback):
         self.pictures.append(self.model.generator(X[:2, :2]).numpy())
 
 
+@pytest.mark.thorough
 def test_second_fits_and_callbacks_are_kerass():
     """Keras's fit and ours in turn, on one model, with a callback that sets each optimizer's rate."""
 
@@ -696,7 +697,8 @@ def doubling():
     return made
 
 
-@pytest.mark.parametrize("where", [{}, pytest.param(ON_TWO, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("where", [{}, ON_TWO])
 def test_a_predict_step_of_ones_own_makes_all_predictions(where, tmp_path):
     run = fit(doubling, X, Y, run_dir=tmp_path / "run", **HOW, **where)
     expected = 2 * (X @ run.model.weights[0].numpy() + run.model.weights[1].numpy())

@@ -64,6 +64,7 @@ def on_each(strategy, step):
     return on_replicas(strategy, flat)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("shape", "kv_heads"), [pytest.param((1, 2), None, marks=pytest.mark.slow), ((2, 2), 2)])
 def test_a_decoder_on_a_mesh_has_the_values_and_gradients_of_one_device(meshes, shape, kv_heads):
     one = made(None, kv_heads=kv_heads)

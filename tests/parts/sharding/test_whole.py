@@ -40,6 +40,7 @@ def wholes(bench):
     return [sharded.whole(variable) for variable in bench.state.variables() if variable.dtype == tf.float32]
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_to_the_bit_on_its_mesh_and_within_rounding_on_one_device(made, tmp_path):
     first = made(2, 2)
     assert_same_bits(first, tmp_path, 3, 8)

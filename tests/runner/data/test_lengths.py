@@ -198,11 +198,12 @@ def assert_close(run, expected):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=2e-6)  # float32 beside float64
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("form", "where"),
     [
         ("arrays", TWO),
-        pytest.param("streams", TWO, marks=pytest.mark.thorough),
+        ("streams", TWO),
         *(pytest.param(form, {}, marks=pytest.mark.slow) for form in FORMS),
         pytest.param("read", TWO, marks=pytest.mark.slow),
         *(pytest.param(form, {"jit": "on"}, marks=pytest.mark.slow) for form in ("arrays", "read")),

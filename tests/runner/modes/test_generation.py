@@ -152,6 +152,7 @@ def test_a_run_in_python_generates(trained, generate):
             trained.generate("si", **wrong)
 
 
+@pytest.mark.thorough
 def test_text_goes_on_as_all_tokens_read_at_once(tmp_path):
     """A vocabulary that marks spaces: a word in the middle has one, which the text's first word has not."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "▁one": 1, "▁two": 2}, unk_token="<unk>"))
@@ -267,6 +268,7 @@ def trained_on_text(tmp_path_factory):
     )
 
 
+@pytest.mark.thorough
 def test_a_loss_is_told_as_perplexity_and_in_bits_per_byte(trained_on_text):
     found = trained_on_text.result["train"]
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))

@@ -79,6 +79,7 @@ def relabelled(folder, flips: bool) -> tuple[str, ...]:
     return (*args, *QUIET)
 
 
+@pytest.mark.thorough
 def test_records_of_other_labels_are_warned_of_and_a_file_written_again_is_not(inside, tmp_path):
     run = (*relabelled(tmp_path / "data", False), f"--run_dir={tmp_path}/run")
     inside(*run, "--train_steps=4").ok()
@@ -135,6 +136,7 @@ def from_seed(seed: int, examples: int, vocabulary=None, ids=None):
     return lambda: crankshaft.Data(train, evaluation, vocabulary=vocabulary, ids=ids)
 
 
+@pytest.mark.thorough
 def test_a_scripts_dataset_of_another_length_is_refused_and_none_is_read(inside, tmp_path):
     run = (*QUIET, f"--run_dir={tmp_path}/run", "--mode=train")
     seen = []
