@@ -42,6 +42,8 @@ from concurrent import futures
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from .markdown import table
 from .mutants_plugin import Chosen, instrument, offsets, unpacked
 
@@ -222,58 +224,63 @@ class Test(NamedTuple):
 
 
 class Map:
-    """Which tests run the lines of some changes; of a tree that may have changed since it was made."""
+    """Which tests run the lines of a tree, which may have changed since the map was made."""
 
-    def __init__(self, folder: Path, root: Path, wanted: Iterable[Change]):
-        tree = folder / "crankshaft"
-        numbers = offsets(tree)
-        self._numbers = {
-            change.identity: {numbers[change.file] + at(line) for line in change.lines}
-            for change in wanted
-            if change.file in numbers
-            for at in [_moved(tree / change.file, root / change.file)]
-        }
-        self._tests, self._reaching = dict[str, Test](), collections.defaultdict[int, set[str]](set)
-        needed = set().union(*self._numbers.values()) if self._numbers else set()
+    def __init__(self, folder: Path, root: Path):
+        self._folder, self._root = folder / "crankshaft", root
+        self._numbers = offsets(self._folder)
+        self._tests, noted = list[Test](), list[np.ndarray]()
         for line in (folder / "tests.jsonl").read_text().splitlines():
             each = json.loads(line)
             if (root / each["test"].partition("::")[0]).exists():
-                self._tests[each["test"]] = Test(each["test"], each["seconds"])
-                noted = [unpacked(each[phase]) for phase in ("setup", "call")]
-                for number in needed:
-                    if any(bits[number] for bits in noted):
-                        self._reaching[number].add(each["test"])
+                self._tests.append(Test(each["test"], each["seconds"]))
+                phases = [np.frombuffer(unpacked(each[phase]), bool) for phase in ("setup", "call")]
+                noted.append(np.packbits(phases[0] | phases[1]))
+        self._noted = np.stack(noted)
+        self._of_file = functools.cache(self._read_file)
+
+    def _read_file(self, file: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns which test ran which line of a file, and how much of it: a line counts by how few tests run it."""
+        first = self._numbers.get(file, 0)
+        last = first  # for a file that is newer than the map
+        if file in self._numbers:
+            last = min(number for number in self._numbers.values() if number > first)
+        noted = np.unpackbits(self._noted[:, first // 8 : last // 8 + 1], 1)[:, first % 8 :][:, : last - first]
+        return noted, noted @ (1 / np.maximum(noted.sum(0), 1))
+
+    def reaching(self, change: Change) -> np.ndarray:
+        """Returns which of the tests run one of the change's lines."""
+        if change.file not in self._numbers:
+            return np.zeros(len(self._tests), bool)
+        at = _moved(self._folder / change.file, self._root / change.file)
+        return self._of_file(change.file)[0][:, [at(line) for line in change.lines]].any(1)
 
     def cheapest(self, change: Change, seconds: float, without: set[str]) -> list[Test]:
-        """Returns the tests to run, of at most so many seconds, file by file: those beside the code come first.
+        """Returns the tests to run, of at most so many seconds, file by file.
 
-        From each file one in turn. What time is left goes to others of these files: what a test asserts another may
-        have run, in a fixture or a cache.
+        Those come first that reach the change and run most, by their time, of what few tests run in its file: one
+        from each file in turn. What time is left goes to others of these files: what a test asserts another may have
+        run, in a fixture or a cache. Where none reaches it, all that run its file may: AutoGraph runs code that it
+        has converted, which notes nothing.
         """
-        reaching = set().union(*(self._reaching[n] for n in self._numbers.get(change.identity, ()))) - without
-        of_files = collections.defaultdict[str, list[Test]](list)
-        for test in self._tests.values():
-            of_files[test.file].append(test)
-        files = {self._tests[name].file for name in reaching}
-        room = f"tests/{'/'.join(change.file.split('/')[:-1])}"
-
-        def order(file: str):
-            return not file.startswith(room), min(test.seconds for test in of_files[file] if test.name in reaching)
-
-        chosen, left = collections.defaultdict[str, list[Test]](list), seconds
+        _, shares = self._of_file(change.file)
+        reaching = self.reaching(change)
+        reaching = reaching if reaching.any() else shares > 0
+        worth = [share / (0.5 + test.seconds) for test, share in zip(self._tests, shares, strict=True)]
+        chosen, left = dict[str, list[Test]](), seconds
         for is_first in (True, False):
-            tests = {
-                file: sorted(
-                    (t for t in of_files[file] if (t.name in reaching) == is_first and t.name not in without),
-                    key=lambda t: t.seconds,
-                )
-                for file in sorted(files, key=order)
-            }
-            for turn in range(max(map(len, tests.values()), default=0)):
-                for file, each in tests.items():
-                    if turn < len(each) and each[turn].seconds <= left:
-                        chosen[file].append(each[turn])
-                        left -= each[turn].seconds
+            turns, of_file = list[tuple[int, int]](), collections.Counter[str]()
+            for number in sorted(range(len(self._tests)), key=worth.__getitem__, reverse=True):
+                test = self._tests[number]
+                is_wanted = reaching[number] if is_first else not reaching[number] and test.file in chosen
+                if is_wanted and test.name not in without:
+                    turns.append((of_file[test.file], number))
+                    of_file[test.file] += 1
+            for _, number in sorted(turns, key=lambda turn: turn[0]):
+                test = self._tests[number]
+                if test.seconds <= left:
+                    chosen.setdefault(test.file, []).append(test)
+                    left -= test.seconds
         return [test for each in chosen.values() for test in each]
 
 
@@ -325,7 +332,8 @@ class Judge:
                     self._unsound.add(killer)  # here it fails in any case
                     continue
                 self._sound |= {killer} if is_test else set()
-                found = {"outcome": "killed", "test": killer} if killer else {"outcome": "survived"}
+                missed = "survived" if of_lines.reaching(change).any() else "not reached"
+                found = {"outcome": "killed", "test": killer} if killer else {"outcome": missed}
                 return found | {"tests": len(tests), "seconds": round(time.monotonic() - began, 1)}
         finally:
             self._copies.put(copy)
@@ -450,7 +458,7 @@ def judge_all(arguments: argparse.Namespace) -> list[dict]:
 
 
 def _judged(unjudged: Sequence[Change], folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[Change, dict]]:
-    of_lines = Map(arguments.map, ROOT, unjudged)
+    of_lines = Map(arguments.map, ROOT)
     for name in ("numpy", "pytest", "tensorflow", "keras"):
         importlib.import_module(name)
     first = copy_tree(folder / "0")
