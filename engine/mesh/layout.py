@@ -66,17 +66,6 @@ class Axis:
         with all_replicas_context() as replica:
             return replica.all_gather(list(values), axis=0)
 
-    def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns this replica's piece of the sum: [n, ...] of a value [size * n, ...]. Replica code."""
-        size = self.size
-        if size == 1:
-            return value
-        return tf.split(self.all_reduce(value), size)[self.rank]
-
-    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
-        """Sends value[i] of [size, ...] to replica i; returns the values sent to this one, in order. Replica code."""
-        return self.all_gather(value)[:, self.rank]
-
 
 class _One(Axis):
     """An axis of one replica: nothing is sent."""

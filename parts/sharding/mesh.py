@@ -149,6 +149,7 @@ class _Group(Axis):
         return tf.ensure_shape(gathered, [self.size, *value.shape])
 
     def reduce_scatter(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns this replica's piece of the sum: [n, ...] of a value [size * n, ...]. Replica code."""
         if self.size == 1:
             return value
         # There is no reduce-scatter kernel: each replica sends every other its piece, and adds up those it receives.
@@ -156,6 +157,7 @@ class _Group(Axis):
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
     def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Sends value[i] of [size, ...] to replica i; returns the values sent to this one, in order. Replica code."""
         return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
 
     def _in_replica(self) -> bool:

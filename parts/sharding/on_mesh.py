@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from ...engine.errors import UsageError
 from ...engine.mesh import collectives
-from ...engine.mesh.layout import Axis, Mesh
+from ...engine.mesh.layout import Mesh
 from ...engine.mesh.sharded import Sharding, variable_sharding
 from ...engine.reduction.all_reduce import Reduction, zero_without_examples
 from ...engine.reduction.wire import from_halves, move_as_int32, to_halves
@@ -72,7 +72,7 @@ class OnMesh(Reduction):
     def _watch_norm(self, gradients: Sequence, count: tf.Tensor) -> None:
         """Does nothing: `sum` watches the norm of all gradients, not of the copies' alone."""
 
-    def _sum_pieces(self, axis: Axis, bucket: list[Any]) -> list[tf.Tensor]:
+    def _sum_pieces(self, axis: Any, bucket: list[Any]) -> list[tf.Tensor]:
         """Sums each item's piece on its replica; 16-bit values in float32, in the order of the replicas."""
         split = [item.piece.pieces(tf.cast(item.value, tf.float32)) for item in bucket]
         if self.reduce_dtype == tf.float32:
