@@ -15,19 +15,18 @@ _MALLOPT = {
 }
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory() -> None:
     """Keeps freed memory in the process, so that a step does not fault its temporaries in again. glibc only.
 
-    Must run before TensorFlow allocates. Returns whether it took effect.
+    Must run before TensorFlow allocates.
     """
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         logging.debug("allocator left alone: this is not glibc")
-        return False
+        return
     done = {name: bool(mallopt(*setting)) for name, setting in _MALLOPT.items()}
     logging.debug("allocator tuned: %s", done)
-    return all(done.values())
 
 
 @functools.cache

@@ -354,9 +354,9 @@ def _clean_up(folder: str, name: str) -> None:
 
 
 def _remove(path: str) -> None:
-    """Removes a file or a whole folder, but no link; ignores what can't be removed."""
+    """Removes a file or a whole folder, but no link to one; ignores what can't be removed."""
     with contextlib.suppress(OSError):
-        if os.path.isdir(path) and not os.path.islink(path):
+        if os.path.isdir(path):
             shutil.rmtree(path)
         else:
             os.remove(path)

@@ -40,7 +40,7 @@ def from_argv(argv: Sequence[str]) -> Values:
     Raises `UsageError`.
     """
     words = without_flagfiles(argv[1:])
-    _refuse_clashes(flags.FLAGS, FIELDS)  # before a file is read that may be meant for the script's flag
+    _refuse_clashes()  # before a file is read that may be meant for the script's flag
     files = _load_config_files(words)
     for _, script_values in files:
         for name, value in script_values.items():
@@ -97,7 +97,6 @@ def parse_words(
         is_boolean = isinstance(field.default, bool)
         absl[name] = flags.MultiFlag(flags.ArgumentParser(), None, name, None, "", boolean=is_boolean)
     if script_flags is not None:
-        _refuse_clashes(script_flags, fields)
         absl.append_flag_values(script_flags)
         script_flags.mark_as_parsed()
     absl.set_gnu_getopt(between)
@@ -138,9 +137,9 @@ _REMOVED = {
 }
 
 
-def _refuse_clashes(script_flags: flags.FlagValues, fields: Mapping[str, Any]) -> None:
-    for name in script_flags:
-        if name in fields:
+def _refuse_clashes() -> None:
+    for name in flags.FLAGS:
+        if name in FIELDS:
             also = (
                 ", such as experiment; data may be a function that reads its object, and build_model too"
                 if name == "config"

@@ -3,11 +3,13 @@
 import errno
 import fcntl
 import os
+import pathlib
 import signal
 import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -34,14 +36,15 @@ def test_a_pipe_is_replaced_without_a_wait(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_is_not_replaced(tmp_path):
+@pytest.mark.parametrize(("kind", "number"), [(stat.S_IFCHR, (1, 3)), (stat.S_IFBLK, (7, 0))])
+def test_a_device_is_not_replaced(tmp_path, kind, number):
     try:
-        os.mknod(tmp_path / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        os.mknod(tmp_path / "null", kind | 0o666, os.makedev(*number))
     except PermissionError:
         pytest.skip("this container makes no devices")
     with pytest.raises(OSError, match="it is a device"):
         files.write_text(tmp_path / "null", "{}")
-    assert stat.S_ISCHR(os.stat(tmp_path / "null").st_mode)
+    assert stat.S_IFMT(os.stat(tmp_path / "null").st_mode) == kind
     assert os.listdir(tmp_path) == ["null"]
 
 
@@ -119,7 +122,7 @@ def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
 
 @pytest.mark.holds("Who may only read a run's folder")
 @pytest.mark.parametrize(("folder", "expected"), [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o1777, 0o666)])
-def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, folder, expected):
+def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, monkeypatch, folder, expected):
     before = os.umask(0)
     try:
         os.chmod(tmp_path, folder)
@@ -130,6 +133,12 @@ def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, fold
         os.umask(0o027)
         os.close(files.open_lock(tmp_path / "masked"))
         assert stat.S_IMODE(os.stat(tmp_path / "masked").st_mode) == expected & ~0o027
+        os.umask(0)
+        (tmp_path / "elsewhere").touch(0o664)
+        os.link(tmp_path / "elsewhere", tmp_path / "linked")  # which would be opened less to others elsewhere
+        monkeypatch.chdir(tmp_path)
+        os.close(files.open_lock("linked"))
+        assert stat.S_IMODE(os.stat("linked").st_mode) == 0o664
     finally:
         os.umask(before)
 
@@ -146,7 +155,7 @@ def test_a_new_file_is_written_where_it_was_made_whatever_takes_its_place(tmp_pa
     assert (tmp_path / "moved").read_text() == "text"
 
 
-def test_a_folder_is_opened_below_another_through_no_link(tmp_path):
+def test_a_folder_is_opened_below_another_through_no_link(tmp_path, monkeypatch):
     (tmp_path / "given" / "run" / "logs").mkdir(parents=True)
     (tmp_path / "link").symlink_to("given")
     (tmp_path / "given" / "other").symlink_to("run")
@@ -158,6 +167,12 @@ def test_a_folder_is_opened_below_another_through_no_link(tmp_path):
             pass
     with pytest.raises(FileNotFoundError), files.folder_below(tmp_path / "link", "none"):
         pass
+    (tmp_path / "given" / "file").touch()
+    with pytest.raises(NotADirectoryError), files.folder_below(tmp_path / "link", "file"):
+        pass
+    monkeypatch.chdir(tmp_path / "given")
+    with files.folder_below("", "run/logs") as opened:
+        assert os.path.samestat(os.fstat(opened), os.stat("run/logs"))
 
 
 def test_a_file_system_that_can_not_rename_is_named_and_nothing_is_left(tmp_path, monkeypatch):
@@ -211,6 +226,41 @@ def test_a_link_is_read_and_not_written_through(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+def test_json_is_of_utf_8_and_may_be_of_another_folder_with_any_constants(tmp_path):
+    (tmp_path / "a").write_bytes('["é", NaN, -Infinity]'.encode())
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        assert files.read_json("a", str, folder=folder) == ["é", "NaN", "-Infinity"]
+    finally:
+        os.close(folder)
+    (tmp_path / "a").write_bytes(b'"\xe9"')
+    with pytest.raises(UnicodeDecodeError):
+        files.read_json(tmp_path / "a")
+
+
+def test_an_error_without_a_files_name_gets_it_and_one_that_is_no_systems_stays():
+    raised = {
+        "[Errno 28] No space left on device: 'a'": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        "[Errno 2] No such file or directory: 'b'": OSError(errno.ENOENT, os.strerror(errno.ENOENT), "b"),
+        "mine": OSError("mine"),
+    }
+    for text, error in raised.items():
+        with pytest.raises(OSError) as found, files.naming(pathlib.Path("a")):  # noqa: PT011 (its text is compared)
+            raise error
+        assert str(found.value) == text
+
+
+def test_a_file_that_another_host_has_made_is_waited_for_but_not_for_ever(tmp_path, monkeypatch):
+    making = threading.Timer(0.3, (tmp_path / "late").touch)
+    making.start()
+    assert files.appears(str(tmp_path / "late"))
+    making.join()
+    monkeypatch.setattr(files, "_SHARED_SECONDS", 0.3)
+    began = time.monotonic()
+    assert not files.appears(str(tmp_path / "gone" / "never"))
+    assert time.monotonic() - began >= 0.3
+
+
 def test_json_is_read_to_a_size(tmp_path):
     with open(tmp_path / "a", "wb") as file:
         file.truncate(1 << 40)
@@ -238,6 +288,14 @@ def test_a_file_system_without_fsync_loses_no_write_and_is_named_once_for_files(
     assert "the file system at /proc can't wait until a file is on its disk" in record.getMessage()
 
 
-def test_a_folder_that_is_gone_is_an_error_at_once(tmp_path):
+def test_a_path_may_be_relative_and_its_folder_gone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"a.{'0' * 16}.tmp").touch()
+    files.write_text("a", "text")
+    assert os.listdir() == ["a"]
+    assert (tmp_path / "a").read_text() == "text"
+    files.make_empty("b")
+    with pytest.raises(FileExistsError):
+        files.make_empty("b")
     with pytest.raises(FileNotFoundError):
         files.write_text(str(tmp_path / "gone" / "file"), "text")

@@ -55,7 +55,7 @@ def test_a_file_gives_flags_by_name(tmp_path):
         "config": f"{tmp_path}/run.yaml",
     }
     assert values_of(f"--config={tmp_path}/run.yaml", "--train_steps=5") == expected
-    assert values_of("--config", f"{tmp_path}/run.yaml", "-train_steps", "5") == expected
+    assert values_of("-train_steps", "5", "--config", f"{tmp_path}/run.yaml", "--nodebug") == expected
     assert values_of(config=tmp_path / "run.yaml", train_steps=5) == expected
     entry = registry.Entry("mlp", "", {"hidden_units": (128,), "dropout": 0.0})
     arguments = registry.coerce_arguments("model_arg", expected["model_arg"], entry)
@@ -228,6 +228,8 @@ ARGUMENTS = [
         for text in ("010", "0x10", "", ",", "64,,64", "[]", "64,")
     ),
     ((128,), [], "is not such a list; give a value like the default, 128"),
+    ((1, 2), [], "is not such a list; give a value like the default, 1,2"),
+    ((), [], "is not such a list; give one or more, or leave it out"),
     ((), ["a,b", "c"], ("a,b", "c")),
     (0.0, WRITTEN("1e-1"), 0.1),
     (0.0, 1, 1.0),
@@ -239,14 +241,22 @@ ARGUMENTS = [
     (3, 4.5, "a=4.5 is not an integer; give a value like the default, 3"),
     (3, True, "a=True is not an integer"),
     (3, None, "a=None is not an integer"),
+    (0, "x", "a=x is not an integer; give a value like the default, 0"),
     (True, WRITTEN("no"), False),
     (True, np.bool_(False), False),
+    (True, 0, False),
+    (True, 2, "a=2 is not a boolean; give a value like the default, True"),
     (True, "maybe", "a=maybe is not a boolean"),
     ("x", WRITTEN("010"), "010"),
     ("x", AT, "/at"),
+    ("x", np.float64(0.5), "0.5"),
+    ("x", True, "a=True is not text; give a value like the default, x"),
     ("x", len, "is not text; give a value like the default, x"),
     (None, WRITTEN("1,2"), (1, 2)),
-    (None, WRITTEN("3"), 3),
+    (None, WRITTEN("[3]"), (3,)),
+    (None, WRITTEN(" 3 "), 3),
+    *((None, WRITTEN(text), value) for text, value in (("1e3", 1000.0), ("True", True), ("none", None), ("a", "a"))),
+    (None, [WRITTEN("1"), "2"], (1, "2")),
     (None, "3", "3"),
     (None, None, None),
     (None, {"rate": 0.5}, {"rate": 0.5}),
@@ -318,8 +328,12 @@ def test_a_scripts_own_flags_are_absls(script_flags, tmp_path):
 
 
 def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_file(tmp_path):
-    (tmp_path / "run.yaml").write_text("model_arg: {dropout: 0.5}\n")
+    (tmp_path / "run.yaml").write_text("model_arg: {dropout: 0.5}\nfreeze: bias\nseed: 3\n")
     file, word = f"--config={tmp_path}/run.yaml", "--model_arg=dropout=0.1"
+    assert values_of(file, "--freeze=gamma", "--seed=4") == {
+        **{"config": f"{tmp_path}/run.yaml", "model_arg": {"dropout": "0.5"}},
+        **{"freeze": ["bias", "gamma"], "seed": 4},
+    }
     assert values_of(file, word)["model_arg"] == {"dropout": "0.1"}
     assert values_of(file, "--model_arg=units=3")["model_arg"] == {"dropout": "0.5", "units": "3"}
     with pytest.raises(UsageError, match=r"^model_arg dropout is set twice, 0.1 and 0.2; omit one$"):
