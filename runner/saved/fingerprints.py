@@ -118,7 +118,7 @@ def _sample(values: Any) -> Any:
     values = np.asarray(values)
     if np.issubdtype(values.dtype, np.floating) or values.dtype.name in ("bfloat16", "float8_e5m2", "float8_e4m3fn"):
         floats = np.ravel(values)[:: -(-values.size // _SAMPLED_FLOATS) or 1]
-        return np.nan_to_num(floats.astype(np.float64)).round(_DIGITS).tolist()
+        return np.nan_to_num(floats.astype(np.float64).round(_DIGITS)).tolist()
     return zlib.crc32(repr(values.tolist()).encode())
 
 

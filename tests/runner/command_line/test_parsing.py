@@ -331,8 +331,10 @@ def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_fil
     (tmp_path / "run.yaml").write_text("model_arg: {dropout: 0.5}\nfreeze: bias\nseed: 3\n")
     file, word = f"--config={tmp_path}/run.yaml", "--model_arg=dropout=0.1"
     assert values_of(file, "--freeze=gamma", "--seed=4") == {
-        **{"config": f"{tmp_path}/run.yaml", "model_arg": {"dropout": "0.5"}},
-        **{"freeze": ["bias", "gamma"], "seed": 4},
+        "config": f"{tmp_path}/run.yaml",
+        "model_arg": {"dropout": "0.5"},
+        "freeze": ["bias", "gamma"],
+        "seed": 4,
     }
     assert values_of(file, word)["model_arg"] == {"dropout": "0.1"}
     assert values_of(file, "--model_arg=units=3")["model_arg"] == {"dropout": "0.5", "units": "3"}

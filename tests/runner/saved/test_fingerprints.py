@@ -5,14 +5,17 @@ What a model's numbers stand for: in a run's result, predictions and export, and
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft import Data, Trainer, UsageError, load_model, mean, run
+from crankshaft.engine.checkpoints import Manifest
 from crankshaft.engine.data.preprocessing import ColumnPreprocessing, Preprocessing
 from crankshaft.runner.saved import fingerprints
 from tests.bench import split_of
@@ -77,6 +80,101 @@ def test_datasets_differ_by_their_elements_and_not_by_what_is_in_them():
     zeros, ones = (tf.data.Dataset.from_tensor_slices((make((6, 2)), make(6))) for make in (tf.zeros, tf.ones))
     assert of(zeros) == of(ones)
     assert of(zeros)["digest"] != of(zeros.map(lambda x, y: (tf.cast(x, tf.float16), y)))["digest"]
+
+
+def test_samples_differ_by_more_than_rounding_whatever_they_are_of():
+    def sampled(*values, dtype=None):
+        return fingerprints.sample(split_of((np.array(values, dtype),)))
+
+    bfloat16 = tf.bfloat16.as_numpy_dtype
+    largest = float(np.finfo(np.float64).max)  # JSON has no infinity
+    assert sampled(np.nan, np.inf, -np.inf) == {"examples": [[0.0, largest, -largest]]}
+    assert sampled(0.5, 2.0, dtype=bfloat16) == sampled(0.5, 2.0) == {"examples": [[0.5, 2.0]]}
+    assert sampled(1, 2) != sampled(2, 1)
+    assert sampled() == {"examples": [[]]}
+    assert len(sampled(*range(257), dtype=np.float32)["examples"][0]) == 16
+    for one, other, differ in [
+        (1.0, 1.00009, False),
+        (1.0, 1.00011, True),
+        (0.0, 9e-5, False),
+        (0.0, 2e-4, True),
+        ([1.0], [1.0, 1.0], True),
+        ([1.0, 2.0], [1.0, 3.0], True),
+        ({"a": 1}, {"b": 1}, True),
+        ({"a": [1.0], "b": 2}, {"a": [1.0], "b": 3}, True),
+        ({"a": [1.0], "b": 2}, {"a": [1.0], "b": 2}, False),
+        (1, 1.0, False),
+        (1.0, [1.0], True),
+        ([1], {"a": 1}, True),
+        (3, 4, True),
+    ]:
+        assert fingerprints.differs(one, other) == fingerprints.differs(other, one) == differ, (one, other)
+
+
+def test_an_evaluation_of_the_first_batches_is_of_other_data():
+    assert "eval_batches" not in of(arrays())
+    assert fingerprints.fingerprint(split_of(arrays()), 3000, eval_batches=2) == {**of(arrays()), "eval_batches": 2}
+
+
+def checkpoint(**about):
+    return Manifest("/at/run/checkpoints/ckpt-5", 5, 1, about, {}, {}, {}, {}, "")
+
+
+def asked(**values):
+    return types.SimpleNamespace(run_dir="run", **{"allow_changed_config": False, "input_entry": None, **values})
+
+
+BY_FILE, BY_EXAMPLE = {"by": "file", "counts": [1200, 7]}, {"by": "example", "counts": [1207]}
+SIDE_BY_SIDE = {"by": "example", "counts": [9], "members": {"a": BY_EXAMPLE, "b": {"by": "index", "batch_size": 4}}}
+WIDER = {**SIDE_BY_SIDE, "members": {"a": BY_EXAMPLE, "b": {"by": "index", "batch_size": 8}}}
+OLDER, BATCHES = "an older rule", "the examples of a batch"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "replicas", "line"),
+    [
+        (BY_FILE, BY_FILE, 2, None),
+        (BY_FILE, None, 2, None),
+        (None, BY_FILE, 1, None),
+        (BY_EXAMPLE, {"by": "example", "counts": [5, 5]}, 2, None),  # batches are the same for any number of workers
+        (
+            BY_FILE,
+            {"by": "file", "counts": [1207]},
+            1,
+            r"files among 2 workers \(1,200, 7 examples\), .*files among 1 ",
+        ),
+        (BY_FILE, BY_EXAMPLE, 2, rf"files among 2 workers \(1,200, 7 examples\), .* divides it by {BATCHES}: begin in"),
+        (BY_EXAMPLE, BY_FILE, 2, rf"training data by {BATCHES}, and this run divides it by files among 2 workers"),
+        (None, BY_EXAMPLE, 2, rf"divided its training data by {OLDER}, and this run divides it by {BATCHES}"),
+        (SIDE_BY_SIDE, SIDE_BY_SIDE, 2, None),
+        (SIDE_BY_SIDE, WIDER, 1, r"has other inputs per step \(b batch_size: 4 -> 8\); begin in another run_dir"),
+        (SIDE_BY_SIDE, BY_EXAMPLE, 1, r"has other inputs per step \(a: .* -> None; b: .* -> None\)"),
+        (BY_EXAMPLE, SIDE_BY_SIDE, 1, r"has other inputs per step \(a: None -> .*; b: None -> "),
+    ],
+)
+def test_a_stream_that_is_divided_otherwise_is_not_gone_on_with_unless_that_is_allowed(before, now, replicas, line):
+    manifest = checkpoint(**({"input": {"train": before}} if before else {}))
+    about = {"input": {"train": now}} if now else {}
+    fingerprints.check_division(asked(allow_changed_config=True), manifest, about, replicas)
+    with pytest.raises(UsageError, match=line) if line else contextlib.nullcontext():
+        fingerprints.check_division(asked(), manifest, about, replicas)
+
+
+def test_weights_of_other_words_begin_no_run_unless_that_is_allowed():
+    ours = fingerprints.hash_ids("a b")
+    tokens = types.SimpleNamespace(defaults={"tokenizer": None})
+    for data in ({}, {"train": 3}, {"train": {}}, {"train": {"ids": ours}}):
+        fingerprints.check_begun(asked(init_from="it"), checkpoint(data=data), "a b")
+    other = checkpoint(data={"train": {"ids": ours + 1}})
+    fingerprints.check_begun(asked(init_from="it"), other, None)
+    fingerprints.check_begun(asked(init_from="it", allow_changed_config=True), other, "a b")
+    for entry, fix in (
+        (None, "use that run's data, or"),
+        (types.SimpleNamespace(defaults={}), "use that run's data, or"),
+        (tokens, "use input_arg=tokenizer=/at/run/model.json instead of vocabulary_size, or"),
+    ):
+        with pytest.raises(UsageError, match=rf"init_from=it was trained with other words, .*; {fix} allow_changed"):
+            fingerprints.check_begun(asked(init_from="it", input_entry=entry), other, "a b")
 
 
 def test_ids_are_told_apart_where_they_are_said():
