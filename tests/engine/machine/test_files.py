@@ -261,6 +261,16 @@ def test_a_file_that_another_host_has_made_is_waited_for_but_not_for_ever(tmp_pa
     assert time.monotonic() - began >= 0.3
 
 
+def test_a_users_own_cache_is_no_other_users(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    for _ in range(2):
+        made = files.private_cache()
+    assert (os.path.dirname(made), stat.S_IMODE(os.stat(made).st_mode)) == (str(tmp_path), 0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(PermissionError, match=r"it is another user's: .*crankshaft-prepared-12345"):
+        files.private_cache()
+
+
 def test_json_is_read_to_a_size(tmp_path):
     with open(tmp_path / "a", "wb") as file:
         file.truncate(1 << 40)

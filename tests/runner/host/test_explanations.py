@@ -9,7 +9,7 @@ import zipfile
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.errors import CheckpointError
+from crankshaft.engine.errors import CheckpointError, SaveError
 from crankshaft.engine.machine import cpus
 from crankshaft.runner import explanations
 from crankshaft.runner.failures import EXIT_FAILED, EXIT_USAGE, UsageError
@@ -56,6 +56,22 @@ def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
             "InvalidArgumentError: Detected Infinity or NaN in output, in other words",
         ),
         (MemoryError(), EXIT_FAILED, "out of memory (MemoryError); lower"),
+        (
+            tf.errors.InvalidArgumentError(None, None, "label value of 7 which is outside the valid range of [0, 5)."),
+            EXIT_USAGE,
+            "the data has a label of 7, and the loss takes labels from 0 to below 5, as many as the model has outputs",
+        ),
+        (
+            tf.errors.FailedPreconditionError(
+                None, None, "Input dataset was expected to contain 9 elements but contained only 8 elements."
+            ),
+            EXIT_USAGE,
+            "an epoch of the data has only 8 examples, and the run goes by 9, as they were counted",
+        ),
+        (ValueError("another"), EXIT_USAGE, "ValueError: another"),
+        (RuntimeError("another"), EXIT_FAILED, "RuntimeError: another"),
+        (OSError("a network's"), EXIT_FAILED, "a network's"),
+        (OSError(errno.EIO, "Broken", "a.npy"), EXIT_FAILED, "a.npy: Broken"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -63,6 +79,41 @@ def test_errors_of_tensorflow_that_decide_the_exit_code_are_explained(error, cod
     found = explanations.explain(error, has_debug=False)
     assert found[0] == code
     assert found[1].startswith(line)
+
+
+def test_where_a_traceback_can_be_had_its_line_says_so_and_a_refused_call_its_file():
+    by = "; debug=true shows the traceback"
+    assert explanations.explain(RuntimeError("another"))[1] == f"RuntimeError: another{by}"
+    line = explained(int, "x")[1].replace(f", at {__file__}", "")
+    assert re.fullmatch(
+        r"ValueError: invalid literal for int\(\) with base 10: 'x':\d+ in explained; debug=true .*", line
+    )
+    assert [
+        explanations.explain_system_error(OSError(*arguments))
+        for arguments in ((errno.EIO, "Broken", "a"), (errno.EIO, "Broken"), ("broken",))
+    ] == ["a: Broken", "Broken", "broken"]
+
+
+def test_a_full_disk_has_its_cure_once_and_a_limit_that_is_no_process_s_own_is_named(limited):
+    numbers = errno.ENOSPC, errno.EDQUOT, errno.EMFILE
+    full, quota, files = (OSError(number, os.strerror(number), "a") for number in numbers)
+    for cause, code, end in (
+        (full, EXIT_FAILED, ""),
+        (quota, EXIT_FAILED, "; free space of this user's, or have the quota raised"),
+    ):
+        error = SaveError("no room; free some")
+        error.__cause__ = cause
+        assert explanations.explain(error) == (code, f"no room; free some{end}")
+    limited(resource.RLIMIT_NOFILE, 777)
+    assert explanations.explain(files) == (
+        EXIT_USAGE,
+        "a: Too many open files; this process may have 777 open files (ulimit -n); raise that, or use less",
+    )
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+    assert explanations.explain(OSError(errno.EFBIG, "File too large", "a"))[1] == (
+        "a: File too large; a limit on bytes in a file is met that is not this process's own (ulimit -f is unlimited); "
+        "raise it"
+    )
 
 
 def test_an_error_is_one_line_within_a_layer_too():

@@ -127,7 +127,7 @@ def asked(**values):
 BY_FILE, BY_EXAMPLE = {"by": "file", "counts": [1200, 7]}, {"by": "example", "counts": [1207]}
 SIDE_BY_SIDE = {"by": "example", "counts": [9], "members": {"a": BY_EXAMPLE, "b": {"by": "index", "batch_size": 4}}}
 WIDER = {**SIDE_BY_SIDE, "members": {"a": BY_EXAMPLE, "b": {"by": "index", "batch_size": 8}}}
-OLDER, BATCHES = "an older rule", "the examples of a batch"
+FILES, OLDER, BATCHES = r"files among 2 workers \(1,200, 7 examples\)", "an older rule", "the examples of a batch"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ OLDER, BATCHES = "an older rule", "the examples of a batch"
             BY_FILE,
             {"by": "file", "counts": [1207]},
             1,
-            r"files among 2 workers \(1,200, 7 examples\), .*files among 1 ",
+            rf"by {FILES}, and this .* files among 1 workers \(1,207 ",
         ),
-        (BY_FILE, BY_EXAMPLE, 2, rf"files among 2 workers \(1,200, 7 examples\), .* divides it by {BATCHES}: begin in"),
+        (BY_FILE, BY_EXAMPLE, 2, rf"by {FILES}, and .* divides it by {BATCHES}: begin in"),
         (BY_EXAMPLE, BY_FILE, 2, rf"training data by {BATCHES}, and this run divides it by files among 2 workers"),
         (None, BY_EXAMPLE, 2, rf"divided its training data by {OLDER}, and this run divides it by {BATCHES}"),
         (SIDE_BY_SIDE, SIDE_BY_SIDE, 2, None),
