@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,14 +55,14 @@ class Past:
             self.newest.append(line)  # to be parsed if it is asked for, since a run may have a million
 
     def spent(self) -> tuple[Mapping[str, float], float]:
-        """Returns the seconds by `KINDS` that were recorded last, and when, in Unix seconds; ({}, 0) without any."""
+        """Returns the seconds by `KINDS` that were recorded last, and when, in Unix seconds; ({}, inf) without any."""
         for line in reversed(self.newest):
             event = line.event
             ends = line.kind == "end" and event.get("goodput")
             spent = event["goodput"].get("seconds") if ends else event.get("spent")
             if isinstance(spent, Mapping):
                 return spent, line.time
-        return {}, 0.0
+        return {}, math.inf
 
 
 class Goodput:

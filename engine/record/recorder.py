@@ -111,7 +111,8 @@ class Recorder(Hook):
         self._is_open = True
 
     def rewind(self, status: Status) -> None:
-        self._end_window(self._status or status)
+        assert self._status  # `begin` has set it
+        self._end_window(self._status)
         # First all that is queued, or the thread would write steps after they are cut.
         self._writer.flush()
         self._log.cut(status.step, lambda line: None)
@@ -297,8 +298,6 @@ def _waits(workers: list[dict[str, Any]], window: Totals) -> tuple[float, float]
 
     Synchronous workers wait for the slowest; around parameter servers, for those whose updates must come first.
     """
-    if not window.seconds:
-        return 0.0, 0.0
 
     def fractions(name: str) -> list[float]:
         return [1e-3 * worker.get(name, 0.0) * worker.get("steps", window.steps) / window.seconds for worker in workers]

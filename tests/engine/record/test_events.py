@@ -1,11 +1,14 @@
 """What is an event of a run's record, and what a line that is none can't do."""
 
 import json
+import math
+import pathlib
 
+import numpy as np
 import pytest
 
 from crankshaft.engine.record import events
-from crankshaft.engine.record.events import EventLog, NewestStep, parsed, read
+from crankshaft.engine.record.events import EventLog, NewestStep, line_of, parsed, read, record_restart
 from crankshaft.engine.record.goodput import Goodput, Past
 from tests.limits import files_no_larger_than
 from tests.pages import ROOT
@@ -38,6 +41,120 @@ NOT_OF_THE_SCHEMA = [
     '{"event": "end", "time": 1, "step": 0, "goodput": {"seconds": {"steps": []}}}',
     '{"event": "fault", "time": 1, "step": 0, "text": "' + "x" * 20_000 + '"}',
 ]
+
+
+LONGEST, LARGEST = "x" * (1 << 14), str(2**63 - 1)
+AT_THE_EDGE = [
+    # A line of the schema, and what one more makes none of it.
+    ('{"event": "x", "time": 0, "step": 0}', '"time": 0', '"time": -1e-9'),
+    ('{"event": "window", "time": 99999999999.5, "step": 0}', "99999999999.5", "1e11"),
+    (f'{{"event": "window", "time": 1, "step": {LARGEST}}}', LARGEST, str(2**63)),
+    (f'{{"event": "start", "time": 1, "step": 0, "pid": -{2**63}}}', f"-{2**63}", f"-{2**63 + 1}"),
+    (f'{{"event": "start", "time": 1, "step": 0, "pid": {LARGEST}}}', LARGEST, str(2**63)),
+    ('{"event": "start", "time": 1, "step": 0, "pid": null}', "null", "true"),
+    (f'{{"event": "start", "time": 1, "step": 0, "host": "{LONGEST}"}}', LONGEST, f"{LONGEST}x"),
+    ('{"event": "window", "time": 1, "step": 0, "epoch": 1.7e308}', "1.7e308", "1e309"),
+    ('{"event": "window", "time": 1, "step": 0, "epoch": -1.7e308}', "-1.7e308", "-1e309"),
+    ('{"event": "window", "time": 1, "step": 0, "spent": {"lost": -99999999999}}', "-99999999999", "-100000000000"),
+    ('{"event": "end", "time": 1, "step": 0, "goodput": {"share": 0.5}}', "0.5", '"0.5"'),
+    ('{"event": "window", "time": 1, "step": 0, "workers": [{"name": "a", "x": 1}]}', "[{", '{"a": {'),
+    ('{"event": "row", "time": 1, "step": 0, "other": 1.5}', "1.5", "[1.5]"),
+    ('{"event": "unknown", "time": 1, "step": 0, "other": [1.5]}', '"unknown"', "7"),
+    ('{"event": "config", "time": 1, "step": 0, "values": {"a": []}}', '{"a": []}', "[]"),
+    ('{"event": "x", "time": 1, "step": 0}', "{", "[{"),
+    ('{"event": "x", "time": 1, "step": 0, "other": "\\u00e9\ufffd"}', "}", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "part", "other"), AT_THE_EDGE)
+def test_a_line_of_the_schema_is_its_object_and_one_beyond_is_none(line, part, other):
+    assert parsed(line.encode()) == json.loads(line)
+    text = line.encode() + b"\n"
+    found = line_of(text)
+    assert (found.kind, found.time, found.step) == tuple(json.loads(line)[name] for name in ("event", "time", "step"))
+    assert (found.text, found.event) == (text, json.loads(line))
+    assert parsed(line.replace(part, other, 1).encode()) is None
+
+
+def test_a_line_that_is_no_utf_8_or_nested_without_end_is_one_or_none():
+    assert parsed(b'{"event": "x", "time": 1, "step": 0, "other": "\xff"}')["other"] == "\ufffd"
+    assert parsed(b'{"event": "x", "time": 1, "step": 0, "other": ' + b"[" * 100_000) is None
+
+
+def test_only_a_whole_line_of_many_is_taken_by_its_head():
+    head = b'{"event": "window", "time": 12.5, "step": 7, "spent": '
+    for text, step, event in (
+        (head + b'"x"}\n', 7, {}),  # not of the schema, which is found where it is read
+        (head + b'"x"}', None, None),
+        (head + b"{}}", 7, {"event": "window", "time": 12.5, "step": 7, "spent": {}}),
+        (b'{"event": "window", "time": 1, "step": 1234567890123456789}\n', 1234567890123456789, None),
+        (b'{"event": "window", "time": 12345678901, "step": 7}\n', 7, None),
+    ):
+        found = line_of(text)
+        assert (found and found.step) == step
+        if event is not None:
+            assert found.event == event
+
+
+def test_what_is_written_is_json_whatever_its_type(tmp_path):
+    path = tmp_path / "events.jsonl"
+    EventLog(str(path)).write(
+        *("x", 3),
+        time=1.5,
+        numbers=(np.float32(0.5), np.int64(2), math.inf, -math.inf, math.nan, np.float64("nan"), True, None),
+        named={1: "a", "b": [np.array(3)]},
+        path=pathlib.PurePosixPath("/at"),
+    )
+    EventLog(None).write("x", 3)
+    EventLog(None).cut(0, lambda line: None)
+    assert [*EventLog(None).read()] == [*EventLog(str(tmp_path / "none")).read()] == []
+    numbers = [0.5, 2, None, None, None, None, True, None]
+    assert json.loads(path.read_text()) == {
+        "event": "x",
+        "time": 1.5,
+        "step": 3,
+        "numbers": numbers,
+        "named": {"1": "a", "b": [3]},
+        "path": "/at",
+    }
+
+
+def test_a_restart_is_of_a_run_that_has_a_record(tmp_path):
+    path = tmp_path / "events.jsonl"
+    for there in (None, str(path)):
+        record_restart(there, 2.5, 7, "worker 1 was killed", "worker 1", -9)
+    assert not path.exists()
+    path.write_text('{"event": "start", "time": 1, "step": 0}')  # cut off within its end
+    record_restart(str(path), 2.5, 7, "worker 1 was killed", "worker 1", -9)
+    assert [line.event for line in read(str(path))][1:] == [
+        {
+            "event": "restart",
+            "time": 2.5,
+            "step": 7,
+            "cause": "worker 1 was killed",
+            "task": "worker 1",
+            "exit_code": -9,
+        }
+    ]
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="it is a link"):
+        [*read(str(tmp_path / "link"))]
+
+
+def test_the_newest_step_is_that_of_the_file_that_is_there_now(tmp_path):
+    path = tmp_path / "events.jsonl"
+    assert NewestStep(None)() == 0
+    log, newest = EventLog(str(path)), NewestStep(str(path))
+    log.write("start", 0, time=1)
+    log.write("window", 9, time=1)
+    log.write("window", 7, time=1)
+    assert (newest(), newest()) == (9, 9)
+    log.cut(5, lambda line: None)  # another file
+    assert newest() == 0
+    log.write("window", 6, time=1)
+    assert newest() == 6
+    path.write_text("")  # the same, which is shorter
+    assert newest() == 0
 
 
 @pytest.mark.parametrize("line", NOT_OF_THE_SCHEMA)
@@ -86,6 +203,17 @@ def test_a_disk_that_is_full_for_a_while_leaves_a_gap_and_a_line_that_says_so(tm
     assert [record.getMessage() for record in caplog.records] == [
         f"{path} can't be written (File too large); the run continues, and so does its record once it can be"
     ]
+
+
+def test_one_event_that_is_missing_and_one_line_that_is_none_are_told_as_one(tmp_path, caplog):
+    path, log = tmp_path / "events.jsonl", EventLog(str(tmp_path / "events.jsonl"))
+    with files_no_larger_than(10):
+        log.write("window", 1000, time=2)
+    log.write("window", 1001, time=3)
+    assert [*read(str(path))][0].event["text"] == "1 event of step 1,000 is missing: File too large"
+    path.write_bytes(path.read_bytes() + b"[]\n")
+    log.cut(2000, lambda line: None)
+    assert "1 line that is not of its schema removed" in caplog.text
 
 
 def test_a_record_that_could_not_be_cut_at_a_resume_is_cut_before_it_goes_on(tmp_path):

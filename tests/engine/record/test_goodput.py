@@ -31,6 +31,30 @@ def test_a_call_that_compiles_counts_as_steps_as_far_as_its_steps_take_later():
     assert spent["total"] == pytest.approx(14.25)
 
 
+def test_waits_are_of_the_calls_alone():
+    goodput = Goodput()
+    assert goodput.report() == {"share": 0.0, "seconds": {"total": 0.0, **dict.fromkeys(goodput.seconds, 0.0)}}
+    goodput.add(2.0, (1.0, 4), (0.0, 0), input_seconds=0.75, waiting_seconds=9.0)
+    assert (goodput.spent["input"], goodput.spent["waiting"], goodput.spent["steps"]) == (0.75, 0.25, 0.0)
+    goodput.add(2.0, (1.0, 4), (0.0, 0), input_seconds=9.0, waiting_seconds=9.0)
+    assert (goodput.spent["input"], goodput.spent["waiting"], goodput.spent["other"]) == (1.75, 0.25, 2.0)
+    goodput.add(1.0, (1.0, 4), (1.0, 4), input_seconds=0.5)  # the others' steps took no time beside their input
+    assert (goodput.spent["compile"], goodput.spent["steps"]) == (0.5, 0.0)
+    assert goodput.report()["share"] == 0.0
+
+
+def test_a_record_without_seconds_loses_none(caplog):
+    """Whatever may be in a record: the time from 1970 on is not lost."""
+    goodput = Goodput()
+    goodput.resume(Past(), {"steps": 3.0}, 0, 1e9)
+    assert goodput.spent["total"] == 0.0
+    goodput.resume(past({"event": "start", "time": 1e9}, {"event": "x", "time": 1e9 + 5}), None, 0, 1e9 + 7)
+    assert {kind: seconds for kind, seconds in goodput.spent.items() if seconds} == {"total": 2.0, "down": 2.0}
+    goodput.resume(past({"event": "start", "time": 1e9 + 5, "spent": {"steps": 4.0}}), None, 0, 1e9)
+    assert (goodput.spent["lost"], goodput.spent["down"]) == (4.0, 0.0)
+    assert caplog.text == ""  # clocks of hosts differ by seconds
+
+
 def test_a_killed_process_loses_what_came_after_the_checkpoint():
     spent = {"steps": 50.0, "start": 10.0, "compile": 5.0, "input": 4.0}
     found = past(
