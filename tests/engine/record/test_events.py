@@ -210,7 +210,7 @@ def test_one_event_that_is_missing_and_one_line_that_is_none_are_told_as_one(tmp
     with files_no_larger_than(10):
         log.write("window", 1000, time=2)
     log.write("window", 1001, time=3)
-    assert [*read(str(path))][0].event["text"] == "1 event of step 1,000 is missing: File too large"
+    assert next(iter(read(str(path)))).event["text"] == "1 event of step 1,000 is missing: File too large"
     path.write_bytes(path.read_bytes() + b"[]\n")
     log.cut(2000, lambda line: None)
     assert "1 line that is not of its schema removed" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft import Data, fit, open_run, run
+from crankshaft.engine.hooks.evaluation import Evaluated
 from crankshaft.engine.metrics.by_class import report
 from crankshaft.models.logistic import Model
 from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
+from crankshaft.runner.modes.evaluate import by_class
 
 pytestmark = pytest.mark.thorough
 
@@ -149,3 +152,23 @@ def test_shares_of_nothing_are_zero():
         "f1": [6 / 7, 0.0, 0.0],
         "support": [4, 0, 2],
     }
+
+
+def test_a_table_is_of_at_most_twenty_classes_and_says_which_are_lacking():
+    def tabled(matrix, classes=None):
+        of = types.SimpleNamespace(names=types.SimpleNamespace(classes=classes))
+        entries, lines = by_class(of, Evaluated({}, {"mine": matrix}))
+        assert entries == {"by_class": {"mine": report(np.array(matrix))}}
+        return lines
+
+    assert tabled([[3, 1, 0], [0, 0, 0], [0, 2, 0]], ("cat", "dog", "tit")) == [
+        "class  precision  recall     f1  support  as 0  as 1  as 2",
+        "0 cat      1.000   0.750  0.857        4     3     1     0",
+        "1 dog      0.000   0.000  0.000        0     0     0     0",
+        "2 tit      0.000   0.000  0.000        2     0     2     0",
+        "classes that are never predicted, so their precision is 0: 2 tit",
+        "classes that are not in the data: 1 dog",
+    ]
+    assert tabled([[1, 0], [0, 1000000]])[2] == "1          1.000   1.000  1.000  1000000     0  1000000"
+    assert [len(tabled(np.eye(count, dtype=int))) for count in (20, 21)] == [21, 0]
+    assert by_class(None, Evaluated({})) == ({}, [])

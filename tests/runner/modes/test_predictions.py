@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Data, Embedding, UsageError, load_model, open_run, run
 from crankshaft.models.mlp import Model
-from crankshaft.runner.modes.prediction_files import write
+from crankshaft.runner.modes.prediction_files import prediction_columns, write
 from tests.engine.trainers import Columns, Squares
 from tests.launch.conftest import MLP
 
@@ -24,6 +25,7 @@ PETS = ("cat", "dog", "tit, great")
 rng = np.random.default_rng(0)
 FEATURES = rng.normal(size=(37, 4)).astype(np.float32)
 LABELS = rng.integers(0, 3, 37).astype(np.int32)
+IDS = [f"pets/{index}" for index in range(3, 8)]
 
 
 class Pets(crankshaft.Source):
@@ -50,6 +52,39 @@ ASKED = {"data": pets, "train_steps": 3, "global_batch_size": 12, "eval_batch_si
 @pytest.fixture(scope="module")
 def pets_run(tmp_path_factory):
     return run(Model, run_dir=tmp_path_factory.mktemp("runs") / "pets", **ASKED)
+
+
+def columns_of(outputs, name=None, kind="classes", classes=3, names=PETS, examples=None):
+    """What `prediction_columns` makes of outputs of a run of such a model."""
+    info = types.SimpleNamespace(num_classes=classes)
+    of = types.SimpleNamespace(data_info=info, names=types.SimpleNamespace(classes=names), logits_kind=kind)
+    return prediction_columns(of, examples, outputs, name)
+
+
+def assert_columns(found, expected):
+    assert [*found] == [*expected]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values, strict=name not in ("id", "class_name"))
+
+
+def test_outputs_are_classes_with_probabilities_or_as_they_are():
+    clicks = np.float32([[-1e30], [-1.0], [0.0], [0.5], [1e30]])
+    sigmoid = [0.0, 1 / (1 + np.e), 0.5, 1 / (1 + np.exp(-0.5)), 1.0]
+    of_two = {"class": np.int64([0, 0, 0, 1, 1]), "probability": np.float32(sigmoid)}
+    assert_columns(columns_of(clicks, kind="clicks", classes=2, names=None), of_two)
+    assert_columns(columns_of(clicks[:, 0], kind="clicks", classes=2, names=None), of_two)
+    logits = np.float32([[1000.0, 0.0, 0.0], [0.0, np.log(2.0), 0.0]])
+    classes = {"class": np.int64([0, 1]), "class_name": ["cat", "dog"]}
+    shares = np.float32([[1.0, 0.0, 0.0], [0.25, 0.5, 0.25]])
+    assert_columns(columns_of(logits), {**classes, "probability": shares})
+    assert_columns(columns_of(logits, kind=None), {**classes, "output": logits})
+    assert_columns(columns_of(logits, "student"), {**classes, "output": logits})  # of a model alone it is not known
+    assert_columns(columns_of([clicks], examples=Pets().between(3, 8)), {"id": IDS, "output_0": clicks})
+    assert_columns(columns_of(logits, kind=None, classes=4), {"prediction": logits})
+    assert_columns(columns_of(logits, kind=None, classes=None), {"prediction": logits})
+    assert_columns(columns_of(clicks, kind=None, classes=None), {"prediction": clicks[:, 0]})
+    assert_columns(columns_of((logits, clicks)), {"output_0": logits, "output_1": clicks})
+    assert_columns(columns_of({"b": clicks, "a": logits}), {"b": clicks, "a": logits})
 
 
 def test_all_forms_of_data_are_predicted_in_order():
