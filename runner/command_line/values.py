@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan", re.IGNORECASE)
-
+_NUMBER = re.compile(
+    rf"{_WHOLE.pattern}(\.[0-9]*)?(e[+-]?[0-9]+)?|[+-]?\.[0-9]+(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan", re.IGNORECASE
+)
 
 _BOOLEANS = {
     **dict.fromkeys(("true", "t", "yes", "1"), True),

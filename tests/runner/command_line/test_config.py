@@ -63,6 +63,34 @@ def test_what_is_not_given_is_the_runs(run_dir):
     assert found.configured_arguments("learning_rate_schedule_arg")["alpha"] == 0.5
 
 
+@pytest.mark.parametrize(
+    ("data", "flags", "is_replaced"),
+    [
+        ("gone.csv", "--mode=eval --eval_data_dir=/new.csv", True),
+        ("gone.csv", "--mode=predict --output=o.csv --eval_data_dir=/new.csv", True),
+        ("gone.csv", "--mode=predict --output=o.csv --eval_data_dir=/new.csv --predict_split=eval", True),
+        ("gone.csv", "--mode=predict --output=o.csv --eval_data_dir=/new.csv --predict_split=train", False),
+        ("gone.csv", "--mode=eval", False),
+        ("gone.csv", "--mode=export --export_dir=e", False),
+        ("here.csv", "--mode=eval --eval_data_dir=/new.csv", False),
+        ("h*.csv", "--mode=eval --eval_data_dir=/new.csv", False),  # files that are there
+    ],
+)
+def test_training_data_that_is_gone_is_not_needed_where_other_files_are_evaluated(
+    tmp_path, monkeypatch, caplog, data, flags, is_replaced
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.csv").touch()
+    given = ("--model=wide_deep", "--input=csv", f"--data_dir={tmp_path}/{data}", "--train_steps=9")
+    write_json(tmp_path / "config.json", asked(*given).as_json())
+    assert asked(f"--run_dir={tmp_path}", *flags.split()).data_dir == (
+        "/new.csv" if is_replaced else f"{tmp_path}/{data}"
+    )
+    assert (
+        f"data_dir={tmp_path}/{data} of the run is not there, and not needed: /new.csv alone" in caplog.text
+    ) == is_replaced
+
+
 def test_the_same_given_again_keeps_what_belongs_to_it(run_dir):
     same = ("--model=mlp", "--input=synthetic", "--optimizer=Adam", "--learning_rate_schedule=cosine")
     assert asked("--mode=eval", f"--run_dir={run_dir}", *same).deciding() == asked(*OF_THE_RUN).deciding()

@@ -157,6 +157,7 @@ COERCED = [
     ("learning_rate", np.float64(1e-3), 1e-3),
     ("learning_rate", "1e-05", 1e-5),
     ("learning_rate", 1, 1.0),
+    ("learning_rate", "010", "learning_rate=010 can't be used: it takes a number"),
     ("learning_rate", fractions.Fraction(1, 4), 0.25),
     ("learning_rate", float("nan"), f"learning_rate=nan can't be used: it takes {NUMBER}"),
     ("learning_rate", [1], f"learning_rate=[1] is a list, and not one value; give {NUMBER}"),
