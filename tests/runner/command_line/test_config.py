@@ -120,6 +120,44 @@ def test_what_decides_a_datasets_order_is_the_runs(run_dir, flag, other):
         checked(*OF_THE_RUN, f"--run_dir={run_dir}", f"--{flag}={other}")
 
 
+@pytest.mark.parametrize(
+    ("mode", "given", "refused"),
+    [
+        ("predict", "--output=o.csv --input_arg=label=other", ""),  # it needs no labels
+        ("eval", "--input_arg=label=other", "input_arg label: label -> other"),
+        ("predict", "--output=o.csv --input_arg=text=town", r"input_arg text: .* -> town"),
+        ("train", "--train_steps=20", ""),
+        ("train", "--learning_rate_schedule=cosine", "learning_rate_schedule: constant -> cosine"),
+        ("train", "--seed=8", "seed: 0 -> 8"),
+        ("train", "--seed=8 --allow_changed_config", ""),
+        ("benchmark", "--seed=8", ""),
+    ],
+)
+def test_what_a_mode_may_have_otherwise_than_its_run(tmp_path, mode, given, refused):
+    ours = ("--model=wide_deep", "--input=csv", f"--data_dir={tmp_path}", f"--run_dir={tmp_path}")
+    write_json(tmp_path / "config.json", asked(*ours, "--train_steps=9").as_json())
+    length = () if "train_steps" in given or mode in ("eval", "predict") else ("--train_steps=9",)
+    with pytest.raises(UsageError, match=rf"configuration \({refused}") if refused else contextlib.nullcontext():
+        checks.check_named(asked(*ours, f"--mode={mode}", *length, *given.split()))
+
+
+def test_the_flags_of_a_script_that_decide_are_compared_and_others_named_as_such(run_dir):
+    def check(before, now):
+        found = asked(*OF_THE_RUN, f"--run_dir={run_dir}")
+        deciding = found.deciding() | ({} if before is None else {"script_flags": before})
+        checks.check_same_run(dataclasses.replace(found, script_flags=now), "run", {"deciding": deciding})
+
+    check({"beta": 1, "gone": 2}, {"beta": 1})
+    check({"gone": 2}, {})
+    check(None, {"beta": 1})  # of a run before they were kept
+    with pytest.raises(
+        UsageError, match=r"\(script_flags beta: 1 -> 2\); .*; of a flag that decides no numbers, may_change=\['beta'\]"
+    ):
+        check({"beta": 1}, {"beta": 2})
+    with pytest.raises(UsageError, match=r"\(script_flags new: None -> 2\); use .* allow_changed_config$"):
+        check({"beta": 1}, {"beta": 1, "new": 2})
+
+
 def test_the_length_of_a_run_is_not_listed_where_only_the_schedule_differs(run_dir):
     same = [word for word in OF_THE_RUN if "schedule" not in word]
     changed = r"\(learning_rate_schedule: cosine -> constant; learning_rate_schedule_arg alpha: 0.5 -> None\)"
