@@ -161,6 +161,35 @@ def test_a_process_that_is_gone_is_not_blamed_for_anothers_lock(tmp_path):
             assert words in line()
 
 
+def test_a_lock_that_another_holds_leaves_nothing_open_and_one_that_is_held_is_this_runs_folder_s(tmp_path):
+    run_dir, moved, words = tmp_path / "run", tmp_path / "moved", f"{os.getpid()} {socket.gethostname()} {pid_space()}"
+    run_dir.mkdir()
+    with locks.lock(str(run_dir)) as held:
+        opened = len(os.listdir("/proc/self/fd"))
+        assert not locks.can_lock(str(run_dir))
+        assert len(os.listdir("/proc/self/fd")) == opened
+        assert held.is_by_flock
+        (run_dir / ".lock").unlink()  # by somebody who took it for a leftover
+        held.check()
+        assert (run_dir / ".lock").read_text() == words
+        assert not locks.can_lock(str(run_dir))
+        inode = (run_dir / ".lock").stat().st_ino
+        held.check()
+        assert (run_dir / ".lock").stat().st_ino == inode
+        run_dir.rename(moved)
+        for _ in range(2):
+            assert not held.is_in_place
+            with pytest.raises(UsageError, match=f"run_dir={run_dir} was removed or replaced while its run went on"):
+                held.check()
+            run_dir.mkdir(exist_ok=True)
+    assert locks.can_lock(str(moved))
+    os.link(moved / ".lock", tmp_path / "dear")  # whose contents stay
+    (tmp_path / "dear").write_text("dear")
+    assert locks.can_lock(str(moved))
+    assert (tmp_path / "dear").read_text() == "dear"
+    assert not locks.can_lock(str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize("after_loss", [False, True])
 def test_a_lost_hosts_lock_is_awaited_and_after_a_loss_any_but_a_later_ones(tmp_path, monkeypatch, caplog, after_loss):
     lock = functools.partial(locks.lock, str(tmp_path), wait_seconds=PATIENCE, after_loss=after_loss)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 import time
@@ -14,7 +15,7 @@ import tensorflow as tf
 
 from crankshaft.engine.machine import files
 from crankshaft.parts.launchers.resources import free_ports
-from crankshaft.runner.failures import UsageError
+from crankshaft.runner.failures import RunError, UsageError
 from crankshaft.runner.host import remote
 from tests.runs import assert_equal_bits, newest
 from tests.waiting import wait_until
@@ -85,6 +86,74 @@ def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
         path.rename(checkpoints / "incomplete" / path.name) if path.suffix == ".index" else path.unlink()
     folder.push()
     assert names(url) == {"checkpoints/checkpoint", "checkpoints/incomplete/ckpt-5.index"}  # set aside, not removed
+
+
+def test_files_are_copied_as_they_are_written_and_a_failure_is_told_once_and_tried_again(url, monkeypatch, caplog):
+    def refused(*_, **__):
+        failed.append(0)
+        raise OSError("it is away")
+
+    monkeypatch.setattr(remote, "_PUSH_SECONDS", 0.05)
+    folder, failed = remote.RemoteFolder(f"{url}/"), []
+    assert folder.url == url
+    here = pathlib.Path(folder.folder)
+    with folder.pushing():
+        assert tf.io.gfile.isdir(url)
+        for text in ("one", "other"):  # of another size, or else of another time
+            (here / "file").write_text(text)
+            wait_until(lambda text=text: "file" in names(url) and tf.io.gfile.GFile(f"{url}/file").read() == text)
+            with monkeypatch.context() as patch:
+                patch.setattr(tf.io.gfile, "copy", refused)
+                (here / text).write_text("later")
+                failed.clear()
+                wait_until(lambda: len(failed) > 3)
+            wait_until(lambda text=text: text in names(url))
+        warning = f"run_dir={url} can't be written now (it is away); tried again"
+        assert [record.getMessage() for record in caplog.records] == [warning] * 2
+        monkeypatch.setattr(remote, "_PUSH_SECONDS", 60.0)
+        time.sleep(0.1)
+        (here / "last").write_text("x")
+        (here / "file").unlink()  # nobody's but a checkpoint's file is removed there
+    assert names(url) == {"one", "other", "last", "file"}
+    monkeypatch.setattr(tf.io.gfile, "copy", refused)
+    with pytest.raises(RunError, match=rf"can't be copied to run_dir={url} .*; its files are in {here}.kept$"):
+        write_more(folder)
+    assert (pathlib.Path(f"{here}.kept") / "more").read_text() == "x"
+    shutil.rmtree(f"{here}.kept")
+
+
+def write_more(folder):
+    with folder.pushing():
+        pathlib.Path(folder.folder, "more").write_text("x")
+
+
+def test_a_folder_of_a_run_may_be_copied_elsewhere_and_what_goes_meanwhile_is_none(url, monkeypatch):
+    board = f"{os.path.dirname(url)}/board"
+    folder = remote.RemoteFolder(url, {"tensorboard": f"{board}/", "logs": "/here", "export": None})
+    here = pathlib.Path(folder.folder)
+    for name in ("tensorboard/train/events", "logs/0", "checkpoints/ckpt-1.index", "checkpoints/ckpt-1.manifest.json"):
+        (here / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / name).write_text(name)
+    copy = tf.io.gfile.copy
+
+    def goes(path, to, overwrite):
+        if path.endswith("index"):
+            os.remove(path)  # by the run, which keeps newer ones
+        copy(path, to, overwrite)
+
+    monkeypatch.setattr(tf.io.gfile, "copy", goes)
+    folder.push()
+    assert names(board) == {"train/events"}
+    assert names(url) == {"logs/0", "checkpoints/ckpt-1.manifest.json"}
+    (here / "checkpoints/ckpt-1.manifest.json").unlink()
+    folder.push()
+    assert names(url) == {"logs/0"}
+    folder.push()
+    monkeypatch.setattr(tf.io.gfile, "copy", lambda *_, **__: pytest.fail("it is copied again"))
+    folder.push()
+    monkeypatch.setattr(tf.io.gfile, "copy", copy)
+    again = remote.RemoteFolder(url)
+    assert os.listdir(again.folder) == ["checkpoints"]  # what no run reads again is not copied here
 
 
 def test_the_copy_goes_with_the_object(url):
