@@ -16,7 +16,7 @@ from crankshaft import input as inputs
 from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
 from crankshaft.launch import program
-from crankshaft.runner.command_line import checks, parsing, registry, rules, saved_config, values
+from crankshaft.runner.command_line import checks, conflicts, parsing, registry, rules, saved_config, values
 from crankshaft.runner.command_line import flags as our_flags
 from crankshaft.runner.command_line.config import Config
 from crankshaft.runner.failures import UsageError
@@ -156,6 +156,28 @@ def test_the_flags_of_a_script_that_decide_are_compared_and_others_named_as_such
         check({"beta": 1}, {"beta": 2})
     with pytest.raises(UsageError, match=r"\(script_flags new: None -> 2\); use .* allow_changed_config$"):
         check({"beta": 1}, {"beta": 1, "new": 2})
+
+
+WITHOUT_EVALUATION = [
+    ("", ""),
+    ("--mode=eval --run_dir=r", "mode=eval needs evaluation data, and the data has none; return .train, eval. from"),
+    ("--restore_best", "restore_best needs evaluation data"),
+    ("--eval_every_steps=2", "eval_every_steps=2 needs evaluation data"),
+    ("--eval_every_steps=0", ""),
+    ("--early_stopping=patience=2", "early_stopping watches monitor=eval_loss, .*; use monitor=train_loss, or return"),
+    ("--reduce_lr=patience=2", "reduce_lr watches monitor=eval_loss, and the run has no evaluation data"),
+    ("--reduce_lr=patience=2 --monitor=train_loss", ""),
+    ("--monitor=max:eval_score", "monitor=max:eval_score, and the run has .*; use monitor=max:train_score, or return"),
+    ("--monitor=train_score", ""),
+    ("--mode=train --monitor=eval_score", ""),
+]
+
+
+@pytest.mark.parametrize(("flags", "line"), WITHOUT_EVALUATION)
+def test_settings_that_need_evaluation_data_are_named_where_there_is_none(run_dir, flags, line):
+    found = asked(*OF_THE_RUN, *flags.replace("=r", f"={run_dir}").split())
+    with pytest.raises(UsageError, match=f"^{line}") if line else contextlib.nullcontext():
+        conflicts.refuse(found, conflicts.WITHOUT_EVALUATION_DATA)
 
 
 def test_the_length_of_a_run_is_not_listed_where_only_the_schedule_differs(run_dir):
