@@ -10,6 +10,7 @@ import re
 import struct
 import sys
 import termios
+import types
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from crankshaft.engine.data.arrays import ArraySource
 from crankshaft.engine.errors import rounded
 from crankshaft.engine.hooks import Hook, StopRequest
 from crankshaft.engine.hooks.base import Periodic
-from crankshaft.engine.hooks.evaluation import Evaluation
+from crankshaft.engine.hooks.evaluation import Evaluated, Evaluation
 from crankshaft.engine.inventory import Inventory
 from crankshaft.engine.metrics.sums import LoopSums
 from crankshaft.engine.record.events import SCHEMA
@@ -31,7 +32,15 @@ from crankshaft.engine.step.options import RunContext
 from crankshaft.engine.strategies import StrategyOptions
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.models.mlp import Model
-from crankshaft.runner.progress import Progress, duration, print_model_summary
+from crankshaft.runner import progress
+from crankshaft.runner.progress import (
+    Progress,
+    duration,
+    evaluation_line,
+    metrics_shown,
+    print_model_summary,
+    watch,
+)
 from crankshaft.runner.terminal import fit_log
 from tests.bench import train_with_hooks
 
@@ -294,7 +303,104 @@ def test_model_summary_is_printed_once_and_fits(bound, capsys):
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (3599, "59m59s"), (3600, "1h00m"), (90000, "1d01h")],
+    [
+        *((0, "0s"), (59.4, "59s"), (59.6, "1m00s"), (61, "1m01s"), (3599, "59m59s"), (3599.5, "1h00m")),
+        *((3600, "1h00m"), (7509, "2h05m"), (86399, "23h59m"), (86400, "1d00h"), (90000, "1d01h"), (273700, "3d04h")),
+    ],
 )
 def test_duration_has_its_two_largest_units(seconds, text):
     assert duration(seconds) == text
+
+
+def test_metrics_are_shown_to_four_decimals_or_digits_the_loss_first():
+    found = metrics_shown({"b": 0.001, "a": 0.00099994, "skipped": 3.0, "loss": 12.34567, "c": 0.0, "d": -1e-9})
+    assert found == ["loss 12.3457", "a 9.999e-04", "b 0.0010", "c 0.0000", "d -1.000e-09"]
+
+
+def test_an_evaluation_has_all_digits_for_programs_and_six_for_people():
+    some = Evaluated({"loss": 1 / 3, "accuracy": 12345678.0}, partial=(2, 9))
+    assert evaluation_line(7, {"loss": 1 / 3, "accuracy": 12345678.0}, "text") == (
+        "evaluation at step 7: accuracy 1.23457e+07, loss 0.333333"
+    )
+    assert evaluation_line(7, some, "text").startswith(f"{some.title} at step 7: ")
+    line = json.loads(evaluation_line(7, some, "json"))
+    assert line.pop("time") > 1e9
+    assert line == {
+        "event": "evaluation",
+        "step": 7,
+        "metrics": {"loss": 1 / 3, "accuracy": 12345678.0},
+        **some.batches,
+    }
+    assert '"metrics":{"loss":null,"a\\u007f":1}' in evaluation_line(7, {"loss": float("nan"), "a\x7f": 1}, "json")
+
+
+def read(watched, clock, *counts, total):
+    with watched("counting", total) as done:
+        for seconds, count in counts:
+            clock[0] += seconds
+            done(count)
+
+
+def test_reading_beside_training_is_shown_now_and_then_and_at_its_end(terminal):
+    clock = [100.0]
+    file, now = io.StringIO(), lambda: clock[0]
+    counts = ((9.0, 1000), (1.0, 2000), (9.5, 3000), (0.5, 4000), (1.0, 5000))
+    read(watch("plain", file, clock=now), clock, *counts, total=5000)
+    read(watch("plain", file, 0.5, clock=now), clock, (0.5, 7), (0.25, 8), total=None)
+    assert file.getvalue().splitlines() == [
+        *("counting: 2,000 of 5,000 so far", "counting: 4,000 of 5,000 so far", "counting: 5,000 of 5,000"),
+        *("counting: 7 so far", "counting: 8"),
+    ]
+    read(watch("off", silent := io.StringIO(), clock=now), clock, *counts, total=5000)
+    assert silent.getvalue() == ""
+    to, shown = terminal
+    read(watch("auto", to, clock=now), clock, (0.125, 10), (0.125, 20), (0.125, 30), (0.125, 40), total=50)
+    text = shown()
+    assert [number for number in (10, 20, 30, 40) if f"{number} of 50" in text] == [20, 40]  # a fifth of a second
+    assert without_commands(text)[-2] == "counting: 40 of 50"
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+class Notebook:
+    """What `IPython` has that a bar uses: displays, each with what it was shown as, and the cell that is executed."""
+
+    def __init__(self):
+        self.cell, self.displays = 1, []
+        self.display = types.SimpleNamespace(display=self._show)
+
+    def get_ipython(self):
+        return types.SimpleNamespace(execution_count=self.cell)
+
+    def _show(self, bundle, raw, display_id):
+        assert raw
+        assert display_id
+        self.displays.append(shown := [bundle])
+        return types.SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
+
+
+def test_a_cell_of_a_notebook_has_one_bar_and_lines_below_it(bound, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "IPython", notebook := Notebook())
+    monkeypatch.setattr(progress, "Console", lambda: types.SimpleNamespace(is_jupyter=True))
+    assert [progress.resolved_mode(mode, sys.stdout) for mode in ("auto", "bar", "plain", "off")] == [
+        *("cell", "cell", "plain", "off")
+    ]
+    assert progress.resolved_mode("bar", io.StringIO()) == "bar"  # of another file
+    bar = progress.CellBar(40)
+    bar.draw(10, "step 10/40", "a<b")
+    bar.draw(20, "step 20/40", "")
+    notebook.cell = 2
+    bar.draw(30, "step 30/40", "")
+    progress.CellBar(None).draw(1, "step 1", "")
+    bar.print("a line")
+    assert [[each["text/plain"] for each in shown] for shown in notebook.displays] == [
+        *(["step 10/40  a<b", "step 20/40  "], ["step 30/40  "], ["step 1  "])
+    ]
+    assert [shown[0]["text/html"] for shown in notebook.displays] == [
+        '<progress value="10" max="40"></progress> <code>step 10/40  a&lt;b</code>',
+        '<progress value="30" max="40"></progress> <code>step 30/40  </code>',
+        "<code>step 1  </code>",
+    ]
+    assert capsys.readouterr().out == "a line\n"
+    run(bound, [Evaluation(4), Progress("auto")], 4)
+    assert notebook.displays[-1][-1]["text/plain"].startswith("step 4/4  loss ")
+    assert capsys.readouterr().out.startswith("step 4/4  evaluation  loss ")

@@ -157,10 +157,12 @@ def test_a_folder_of_a_run_may_be_copied_elsewhere_and_what_goes_meanwhile_is_no
 
 
 def test_the_copy_goes_with_the_object(url):
+    opened = len(os.listdir("/proc/self/fd"))
     folder = remote.RemoteFolder(url)
     path = folder.folder
     assert os.path.isdir(path)
     del folder
+    assert len(os.listdir("/proc/self/fd")) == opened
     assert not os.path.exists(path)
 
 

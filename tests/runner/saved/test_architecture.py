@@ -109,6 +109,11 @@ CHANGED = {
         lambda: sequence(L.Dense(8), L.LayerNormalization(), L.Dense(8, "relu"), L.Dense(1)),
         "layer 3 (LayerNormalization) is new",
     ),
+    "two for one": (
+        lambda: sequence(L.Dense(8, name="a"), L.Dense(1, name="end")),
+        lambda: sequence(L.LayerNormalization(name="b"), L.Activation("relu", name="c"), L.Dense(1, name="end")),
+        "b (LayerNormalization) is new; c (Activation) is new; a (Dense) is gone",
+    ),
     "a regularizer": (
         lambda: sequence(L.Dense(8, kernel_regularizer=K.regularizers.L2(0.1))),
         lambda: sequence(L.Dense(8, kernel_regularizer=K.regularizers.L2(0.2))),
