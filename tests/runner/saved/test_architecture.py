@@ -15,6 +15,7 @@ from crankshaft.runner.saved import architecture
 
 K, L = tf.keras, tf.keras.layers
 X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+MOST = 5  # of a line's changes
 DATA = ((X[:48], X[:48, :1]), (X[48:], X[48:, :1]))
 
 
@@ -113,6 +114,16 @@ CHANGED = {
         lambda: sequence(L.Dense(8, name="a"), L.Dense(1, name="end")),
         lambda: sequence(L.LayerNormalization(name="b"), L.Activation("relu", name="c"), L.Dense(1, name="end")),
         "b (LayerNormalization) is new; c (Activation) is new; a (Dense) is gone",
+    ),
+    "more than are shown": (
+        lambda: sequence(*(L.Dense(8, name=f"d{i}") for i in range(MOST + 2))),
+        lambda: sequence(*(L.Dense(8, "relu", name=f"d{i}") for i in range(MOST + 2))),
+        "; ".join([*(f"d{i} (Dense) activation: linear -> relu" for i in range(MOST)), "2 more"]),
+    ),
+    "as many as are shown": (
+        lambda: sequence(*(L.Dense(8, name=f"d{i}") for i in range(MOST))),
+        lambda: sequence(*(L.Dense(8, "relu", name=f"d{i}") for i in range(MOST))),
+        "; ".join(f"d{i} (Dense) activation: linear -> relu" for i in range(MOST)),
     ),
     "a regularizer": (
         lambda: sequence(L.Dense(8, kernel_regularizer=K.regularizers.L2(0.1))),
