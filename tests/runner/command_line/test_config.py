@@ -9,6 +9,7 @@ import json
 import math
 import pkgutil
 import re
+import types
 
 import pytest
 
@@ -17,6 +18,7 @@ from crankshaft import models
 from crankshaft.engine.step.options import WEIGHT_DECAY_EXCLUDE
 from crankshaft.launch import program
 from crankshaft.runner.command_line import checks, conflicts, parsing, registry, rules, saved_config, values
+from crankshaft.runner.command_line import config as configs
 from crankshaft.runner.command_line import flags as our_flags
 from crankshaft.runner.command_line.config import Config
 from crankshaft.runner.failures import UsageError
@@ -305,3 +307,102 @@ def test_arguments_that_a_module_has_wrapped_are_what_they_were():
     kept = tf.Module()
     kept.arguments = arguments["nested"]
     assert values.plain(arguments) == before
+
+
+def task(kind="chief", is_chief=True, jobs=None, absent=(), newcomers=()):
+    """A cluster, as one of its tasks sees it; `jobs`: addresses by the name of the job."""
+    job = {"chief": ["c"], "worker": ["w"], "ps": ["p", "q"], **(jobs or {})}
+    return types.SimpleNamespace(
+        kind=kind, is_chief=is_chief, job=lambda name: job.get(name, []), absent=absent, newcomers=newcomers
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ({}, {"progress_mode": "auto", "trains": True, "writes_run": True, "is_chief": True, "no_jit_reason": None}),
+        ({"progress": "off", "log_format": "json"}, {"progress_mode": "off"}),
+        ({"progress": "bar", "log_format": "json"}, {"progress_mode": "json"}),
+        ({"progress": "bar", "cluster": task(is_chief=False)}, {"progress_mode": "off", "writes_run": False}),
+        ({"run_dir": None}, {"writes_run": False, "has_checkpoint": False, "configured_run_dir": None}),
+        ({"mode": "eval"}, {"writes_run": False, "trains": False, "needs_labels": True}),
+        ({"mode": "train"}, {"writes_run": True, "trains": True, "has_evaluator": False}),
+        ({"mode": "predict", "output": "/o.csv"}, {"output_path": "/o.csv", "needs_labels": False}),
+        ({"mode": "export"}, {"output_path": "/at/export"}),
+        ({"mode": "export", "output": "gs://b/o", "export_dir": "/x"}, {"output_path": "/at/export"}),
+        ({"export_dir": "/x", "output": "/o"}, {"output_path": "/x", "tensorboard": "/at/tensorboard"}),
+        ({"tensorboard_dir": "gs://b/t"}, {"tensorboard": "/at/tensorboard"}),
+        ({"tensorboard_dir": "/t"}, {"tensorboard": "/t"}),
+        ({"gpus": None}, {"gpu_numbers": None}),
+        ({"gpus": "none"}, {"gpu_numbers": ()}),
+        ({"gpus": "0,12"}, {"gpu_numbers": (0, 12)}),
+        ({"model_arg": {"hash_buckets": "0"}}, {"keeps_ids": False}),
+        ({"model_arg": {"hash_buckets": "7"}}, {"keeps_ids": True}),
+        ({"model_arg": {"table_capacity": 9}}, {"keeps_ids": True}),
+        ({"run_eagerly": True, "debug": True}, {"no_jit_reason": "run_eagerly executes steps op by op"}),
+        ({"debug": True, "check_numerics": True}, {"no_jit_reason": "XLA leaves the checks of debug out"}),
+        ({"check_numerics": True}, {"no_jit_reason": "XLA leaves the checks of check_numerics out"}),
+        ({"mode": "eval", "data_dir": "/d", "eval_data_dir": "/d"}, {"reads_evaluation_alone": True}),
+        ({"mode": "eval", "data_dir": "/d", "eval_data_dir": "/e"}, {"reads_evaluation_alone": False}),
+        ({"mode": "eval"}, {"reads_evaluation_alone": False}),
+        ({"data_dir": "/d", "eval_data_dir": "/d"}, {"reads_evaluation_alone": False}),
+        (
+            {"cluster": task(), "strategy": "parameter_server"},
+            {"coordinates": True, "serves": False, "is_evaluator": False},
+        ),
+        ({"cluster": task("ps"), "strategy": "parameter_server"}, {"coordinates": False, "serves": True}),
+        ({"cluster": task("worker"), "strategy": "parameter_server"}, {"serves": True, "has_evaluator": False}),
+        ({"cluster": task("evaluator"), "strategy": "parameter_server"}, {"serves": False, "is_evaluator": True}),
+        ({"cluster": task("worker"), "strategy": "multi_worker"}, {"serves": False, "coordinates": False}),
+        ({"checkpoint_every_minutes": 0.5}, {"checkpoint_period": (0, 30.0)}),
+        ({"checkpoint_every_steps": 7, "checkpoint_every_minutes": 0.0}, {"checkpoint_period": (7, 0.0)}),
+        ({"cluster": task()}, {"checkpoint_period": (0, 300.0)}),
+        ({"cluster": task(absent=["w"]), "checkpoint_every_steps": 7}, {"checkpoint_period": (7, 0.0)}),
+        ({"cluster": task(newcomers=["w"]), "checkpoint_every_steps": 0}, {"checkpoint_period": (0, 0.0)}),
+        ({"cluster": task(jobs={"evaluator": ["e"]}), "sync_every_steps": 300}, {"checkpoint_period": (1200, 0.0)}),
+        ({"cluster": task(jobs={"evaluator": ["e"]})}, {"checkpoint_period": (1000, 0.0), "has_evaluator": True}),
+    ],
+)
+def test_what_follows_from_flags_and_the_task_that_a_process_is(values, found):
+    made = Config(**{"run_dir": "/at", **values})
+    assert {name: getattr(made, name) for name in found} == found
+
+
+def test_frozen_variables_train_from_a_step_on_that_is_a_sync():
+    made = Config(freeze=["a", "b:1.1", "c:0.25"], sync_every_steps=1)
+    assert made.frozen_steps(10, 0) == (("a", None), ("b", 11), ("c", 3))
+    assert made.frozen_steps(10, 5) == (("a", None), ("b", 6), ("c", 0))  # of the run's steps, in its other batches
+    made = Config(freeze=["b:1.1", "c:0.25"], sync_every_steps=4)
+    assert made.frozen_steps(10, 3) == (("b", 8), ("c", 0))
+    with pytest.raises(
+        UsageError, match=r"freeze=b:1.1 ends at step 11, between two syncs \(sync_every_steps=4\); give"
+    ):
+        made.frozen_steps(10, 0)
+
+
+@pytest.mark.parametrize(
+    ("placement", "rule"),
+    [
+        ("table=ps:0", ("table", 0)),
+        ("a=ps:9=ps:1", ("a=ps:9", 1)),
+        ("table=ps:2", "is not of the form REGEX=ps:N with N from 0 to 1; use e.g. table=ps:0"),
+        ("=ps:0", "is not of the form"),
+        ("table=ps:-1", "is not of the form"),
+        ("table", "is not of the form"),
+        ("(=ps:0", "is not a regular expression: missing"),
+    ],
+)
+def test_a_variable_is_placed_on_a_server_that_is_there(placement, rule):
+    made = Config(strategy="parameter_server", cluster=task(), variable_placement=[placement, "b=ps:1"])
+    if isinstance(rule, str):
+        with pytest.raises(UsageError, match=rf"^variable_placement={re.escape(placement)} {rule}"):
+            _ = made.placement_rules
+    else:
+        assert made.placement_rules == [rule, ("b", 1)]
+
+
+def test_epochs_and_periods_become_whole_steps_as_they_are_written():
+    assert [configs.steps_from_epochs(epochs, 10) for epochs in (1.1, 0.25, 1e-9, 3)] == [11, 3, 1, 30]
+    assert [configs.whole_periods(steps, 4) for steps in (0, 1, 4, 5)] == [0, 4, 4, 8]
+    for visible, found in (("0,2", ["0", "2"]), ("", []), ("-1", []), ("GPU-a,", ["GPU-a"])):
+        assert configs.visible_gpus({"CUDA_VISIBLE_DEVICES": visible}) == found
