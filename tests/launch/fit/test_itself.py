@@ -703,12 +703,20 @@ def test_float8_trains_as_in_keras():
         crankshaft.fit(make, X, Y, **HOW, strategy="mirrored", num_virtual_devices=2)
 
 
-def test_a_limit_of_epochs_for_trying_a_program_holds():
+def test_a_limit_of_epochs_or_steps_for_trying_a_program_holds(caplog):
     keras.config.set_max_epochs(1)
     try:
         assert crankshaft.fit(model(), X, Y, epochs=3, **HOW).step == 3
+        keras.config.set_max_steps_per_epoch(2)
+        assert crankshaft.fit(model(), X, Y, epochs=1, **HOW).step == 2
     finally:
         keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    told = [record.getMessage() for record in caplog.records if "keras.config" in record.getMessage()]
+    assert told == [
+        "keras.config.set_max_epochs(1) limits epochs",
+        "keras.config.set_max_steps_per_epoch(2) limits steps_per_epoch",
+    ]
 
 
 INPUTS = np.random.default_rng(0).normal(size=(20, 4)).astype("float32")
