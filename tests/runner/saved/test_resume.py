@@ -269,6 +269,15 @@ def test_data_without_an_end_is_not_counted_where_no_epoch_matters(inside, tmp_p
     assert_equal_bits(tmp_path / "run", tmp_path / "straight")
 
 
+@pytest.mark.thorough
+def test_data_that_is_known_to_end_keeps_its_epochs_where_none_matters(inside):
+    """Its last batch is smaller, and is not filled up by the next epoch's examples."""
+    data = tf.data.Dataset.from_tensor_slices((np.eye(3, dtype="float32"), np.float32([0, 1, 2]))).repeat(27)
+    flags = (*DATASET_RUN[2:], "--train_steps=4", "--mode=train")
+    outcome = inside(*flags, trainer=Line, data=lambda: (data.filter(lambda x, y: y < 2), None)).ok()
+    assert "54 examples, 2 steps an epoch of 32, 4 steps" in outcome.out
+
+
 def test_what_may_not_end_is_counted_for_as_long_as_may_be(inside):
     flags = (*DATASET_RUN[2:], "--train_epochs=2", "--step_timeout_seconds=2")
     outcome = inside(*flags, trainer=Line, data=lambda: (endless()[0], None))
