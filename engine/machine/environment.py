@@ -88,21 +88,17 @@ def cpu_model() -> str:
 
 def peak_rss_mb() -> float:
     """Returns the peak resident memory of this process, in 2**20 bytes."""
-    # Preferred to getrusage, which keeps the parent's peak across exec.
-    if (peak_mb := _own_memory_mb("VmHWM")) is not None:
-        return peak_mb
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEBIBYTE
+    # Preferred to getrusage, which keeps the parent's peak across exec; gVisor has none.
+    return _own_memory_mb("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEBIBYTE
 
 
 def rss_mb() -> float:
-    """Returns the resident memory of this process, in 2**20 bytes; without /proc, its peak."""
-    now_mb = _own_memory_mb("VmRSS")
-    return peak_rss_mb() if now_mb is None else now_mb
+    """Returns the resident memory of this process, in 2**20 bytes."""
+    return _own_memory_mb("VmRSS")
 
 
-def _own_memory_mb(name: str) -> float | None:
-    kibibytes = cpus.value(Path("/proc/self/status"), name).removesuffix("kB")
-    return int(kibibytes) / 1024 if kibibytes else None
+def _own_memory_mb(name: str) -> float:
+    return int(cpus.value(Path("/proc/self/status"), name).removesuffix("kB") or 0) / 1024
 
 
 def device_peak_mb() -> float | None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,21 +17,18 @@ _FILES = (
 
 def usable_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Returns the bytes that this process may use: the machine's, or less by a control group's limit."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min((limit for limit, _ in _limits(proc, cgroups)), default=machine)
+    return min(limit for limit, _ in _limits(proc, cgroups))
 
 
-def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> float:
-    """Returns the bytes that can be used without swapping, or being killed; infinity if unknown."""
-    return min((limit - used for limit, used in _limits(proc, cgroups)), default=math.inf)
+def available_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Returns the bytes that can be used without swapping, or being killed."""
+    return min(limit - used for limit, used in _limits(proc, cgroups))
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
     """Yields the bytes of the machine, and of each control group that has a limit, and how many of them are in use."""
-    machine = (_values(proc / "meminfo", name) for name in ("MemTotal:", "MemAvailable:"))
-    # Without /proc there is neither.
-    for total, free in zip(*machine, strict=False):
-        yield int(total) << 10, int(total) - int(free) << 10
+    total, free = (int(_values(proc / "meminfo", name)[0]) for name in ("MemTotal:", "MemAvailable:"))
+    yield total << 10, total - free << 10
     for folder in cpus.control_groups(proc, cgroups, "memory"):
         for limit, used, freed in _FILES:
             with contextlib.suppress(ValueError, IndexError):  # no such file, or no limit: "max"
