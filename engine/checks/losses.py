@@ -65,7 +65,7 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
     size = tf.nest.flatten(loss.batch)[0].shape[0]
     if graph is None or size == 1:
         return
-    tensors = [x for x in tf.nest.flatten((loss.outputs, loss.batch), expand_composites=True) if tf.is_tensor(x)]
+    tensors = tf.nest.flatten((loss.outputs, loss.batch), expand_composites=True)
     results = [x for x in tf.nest.flatten(loss.result, expand_composites=True) if getattr(x, "graph", None) is graph]
     captured = {id(outer): inner for outer, inner in getattr(graph, "captures", ())}
     here = [x for x in (captured.get(id(x), x) for x in tensors) if getattr(x, "graph", None) is graph]
@@ -130,11 +130,10 @@ def _is_column(x: tf.Tensor) -> bool:
     return x.shape.rank == 2 and x.shape[1] == 1
 
 
-def _shape(nest: Any, size: int | None) -> Any:
+def _shape(nest: Any, size: int | None) -> str:
     """Returns the shape of each tensor of a nest, with n for the examples."""
 
     def named(x: Any) -> str:
         return f"[{', '.join('n' if axis == size else str(axis) for axis in x.shape)}]"
 
-    shapes = tf.nest.map_structure(named, nest)
-    return shapes if isinstance(shapes, str) else str(shapes).replace("'", "")
+    return str(tf.nest.map_structure(named, nest)).replace("'", "")

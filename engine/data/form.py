@@ -217,11 +217,14 @@ class WeighedLabels(NamedTuple):
     weights: Any
 
 
+def components(batch) -> tuple:
+    """Returns the parts of a batch, a split, or a nest of their structure: features first, as far as there are."""
+    return batch if isinstance(batch, tuple) and not isinstance(batch, Padded) else (batch,)
+
+
 def fields(batch) -> Fields:
     """Returns the fields of a batch, a split, or a nest of their structure."""
-    if not isinstance(batch, tuple) or isinstance(batch, Padded):
-        return Fields(batch)
-    features, labels, weights = (*batch, None, None)[:3]
+    features, labels, weights = (*components(batch), None, None)[:3]
     return Fields(features, None if isinstance(labels, tuple) and not labels else labels, weights)
 
 

@@ -336,9 +336,6 @@ class SourceSlice(WrappedSource):
     def ids(self, indices: np.ndarray) -> Sequence[str] | None:
         return self.source.ids(indices + self._range.start)
 
-    def for_evaluation(self) -> Source:
-        return SourceSlice(self.source.for_evaluation(), self._range.start, self._range.stop)
-
     @contextlib.contextmanager
     def _from_first(self) -> Iterator[None]:
         # The source names a bad record by its own count, and readers of the slice count from its first example.

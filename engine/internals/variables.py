@@ -55,15 +55,16 @@ class CompiledReader:
       at_second_call: whether the first call for the same variables is op by op, as a trace would delay a short run.
     """
 
+    _compiled: Callable[[], Any]  # which keeps the variables
+
     def __init__(self, function: Callable[[list], Any], at_second_call: bool = False):
         self._function, self._at_second_call = function, at_second_call
-        self._variables: list = []
-        self._compiled: Callable[[], Any] | None = None
+        self._ids: list[int] | None = None
 
     def __call__(self, variables: Iterable) -> Any:
         of = [*variables]
-        if self._compiled is None or [*map(id, of)] != [*map(id, self._variables)]:
-            self._variables, self._compiled = of, compiled_once(lambda: self._function(of))
+        if (ids := [*map(id, of)]) != self._ids:
+            self._ids, self._compiled = ids, compiled_once(lambda: self._function(of))
             if self._at_second_call:
                 return self._function(of)
         return self._compiled()

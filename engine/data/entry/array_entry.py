@@ -13,7 +13,7 @@ from ...errors import SourceError, UsageError
 from .. import arrays as host_arrays
 from .. import frames
 from ..arrays import ArraySource
-from ..form import fields
+from ..form import Fields, fields
 from . import views
 
 _FORMS = "give (features, labels), (features, labels, weights), (features,) without labels, or a tf.data.Dataset"
@@ -66,7 +66,7 @@ def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
         data = tuple(map(to_arrays, data)) if isinstance(data, (tuple, list)) else to_arrays(data)
     except SourceError as error:
         raise UsageError(f"the {name} data: {error.message}") from None
-    features, labels, weights = fields(_to_form(name, data))
+    features, labels, weights = _fields(name, data)
     if features is None:
         raise UsageError(f"the {name} data has no features; give an array, or a dictionary or list of arrays")
     if rules.as_keras:
@@ -91,19 +91,13 @@ def arrays_in_form(name: str, data: Any, rules: Rules) -> Any:
     return features, labels, _to_float32_weights(name, weights, rules)
 
 
-def _to_form(name: str, split):
-    """Converts lists to tuples, removes a tuple around lone features, and makes missing labels of weights ()."""
+def _fields(name: str, split) -> Fields:
     if isinstance(split, (tuple, list)):
         if not 1 <= len(split) <= 3:
             raise UsageError(f"the {name} data is {len(split)} values; {_FORMS}")
-        split = tuple(split)
-        if len(split) > 1 and split[1] is None:
-            split = split[:1] if len(split) == 2 or split[2] is None else (split[0], (), split[2])
-        if len(split) == 3 and split[2] is None:
-            split = split[:2]
-        return split[0] if len(split) == 1 and not isinstance(split[0], (tuple, list)) else split
+        return fields(tuple(split))
     if isinstance(split, dict):
-        return split
+        return fields(split)
     more = ""
     if hasattr(split, "shape"):
         more = "; ((features, labels), None) is training data alone"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ...errors import UsageError
 from ..arrays import ArraySource
-from ..form import Padded, WeighedLabels, example, fields
+from ..form import WeighedLabels, components, example, fields
 from ..source import Source, Spec, WrappedSource
 from ..streamed import Stream, WrappedStream, specs
 
@@ -70,18 +70,18 @@ def features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
 def with_features(split: Any, convert: Callable[[Any], Any]) -> Source | Stream:
     """Returns a split with the features converted; see `features`."""
 
-    def join(features: Any, others: tuple) -> Any:
+    def join(features: Any, others: Sequence) -> Any:
         return (features, *others) if others or isinstance(features, tuple) else features
 
     return _convert(split, convert, join)
 
 
-def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tuple], Any]) -> Source | Stream:
+def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, Sequence], Any]) -> Source | Stream:
     """Returns a split whose examples are joined of converted features and the other components."""
 
     def convert_examples(examples):
-        is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
-        return join(convert(fields(examples).features), examples[1:] if is_whole else ())
+        features, *others = components(examples)
+        return join(convert(features), others)
 
     if not split.by_index:
         return _mapped(split, convert_examples)
@@ -97,8 +97,7 @@ def _convert(split: Any, convert: Callable[[Any], Any], join: Callable[[Any, tup
 
     with contextlib.suppress(TypeError, ValueError):  # of another structure
         specs = tf.nest.map_structure(with_unknown_dimensions, specs, fields(before).features)
-    others = before[1:] if isinstance(before, tuple) and not isinstance(before, Padded) else ()
-    return _DecodedSource(split, convert_examples, join(specs, others))
+    return _DecodedSource(split, convert_examples, join(specs, components(before)[1:]))
 
 
 def with_floats_like(split: Source | Stream, wanted: Any) -> Source | Stream:
@@ -125,7 +124,7 @@ def with_floats_like(split: Source | Stream, wanted: Any) -> Source | Stream:
         return split
 
     def join(examples: Any, parts: list) -> Any:
-        is_whole = isinstance(examples, tuple) and not isinstance(examples, Padded)
+        is_whole = components(examples) is examples
         return (*parts, *examples[len(parts) :]) if is_whole else parts[0]
 
     def convert_examples(examples: Any) -> Any:

@@ -51,5 +51,13 @@ def test_ids_that_pandas_has_made_floats_are_exact():
     assert ids["user.missing"].tolist() == [0, 1, 0]
 
 
+def test_ids_are_numbered_from_1_on_and_others_are_0():
+    ids, numbers = [[3, 9], [2, 10], [5, 4]], [[1, 3], [0, 0], [2, 0]]
+    column = ColumnPreprocessing("id", values=np.array([3, 5, 9]).tobytes())
+    for given in (np.array(ids), tf.constant(ids, tf.int32)):
+        found = column.apply("user", given, None)["user"]
+        assert np.asarray(found).tolist() == numbers
+
+
 def test_hashes_are_for_ever_alike():
     assert hashed(["", "dog", "Zürich"]).numpy().tolist() == [0, 7634539057392638305, 4282268324657427643]

@@ -15,8 +15,9 @@ class Counted(Source):
 
     element_spec = (Spec((2,), np.int64), Spec((), object))
 
-    def __init__(self, examples: int, chunk_examples: int = 1, bad=()):
-        self.chunk_examples = chunk_examples
+    def __init__(self, examples: int, chunk_examples: int | None = None, bad=()):
+        if chunk_examples:
+            self.chunk_examples = chunk_examples
         self._examples, self._bad = examples, set(bad)
         self.read_at: list[np.ndarray] = []
 
@@ -81,6 +82,17 @@ def test_each_chunk_is_read_once_a_window():
     assert len(source.read_at) <= 100 + 5
 
 
+def test_a_source_is_shuffled_by_examples_unless_it_or_the_run_says_by_chunks():
+    sizes = (20_000, 32, 4, 1, True)
+    assert plain_order(Counted(20_000), *sizes[1:4], 0, True) == Order(*sizes)
+    for source, window, chunks in (
+        (Counted(20_000, 8), 0, {"chunk_examples": 8, "window_chunks": 64}),
+        (Counted(20_000, 8), 5, {"chunk_examples": 8, "window_chunks": 5}),
+        (Counted(20_000), 5, {"chunk_examples": 1024, "window_chunks": 5}),
+    ):
+        assert plain_order(source, *sizes[1:4], window, True) == ChunkedOrder(*sizes, **chunks)
+
+
 @pytest.mark.parametrize("chunk_examples", [1, 8])
 def test_what_is_read_whole_is_in_order_without_a_warning(chunk_examples, caplog):
     for _ in range(6):  # of functions that are traced again and again TensorFlow warns
@@ -111,6 +123,24 @@ def test_a_part_counts_from_its_own_first_example():
     with pytest.raises(BadRecordError) as caught:
         part.read(np.array([5]))
     assert caught.value.example == 5
+
+
+class Augmented(Counted):
+    """Whose examples differ in each epoch of a training."""
+
+    is_random = varies = True
+
+    def for_evaluation(self):
+        return Counted(len(self), 8)
+
+
+def test_what_wraps_a_source_is_evaluated_as_that_is():
+    for wrapped in (SourceSlice(Augmented(10), 4, 10), WithoutBadRecords(Augmented(10), 1, print)):
+        evaluated = wrapped.for_evaluation()
+        assert (evaluated.is_random, evaluated.varies, evaluated.chunk_examples) == (False, False, 8)
+        assert (wrapped.is_random, wrapped.varies, wrapped.chunk_examples) == (True, True, 1)
+        assert len(evaluated) == len(wrapped)
+        np.testing.assert_array_equal(evaluated.read(np.array([1]))[0], wrapped.read(np.array([1]))[0])
 
 
 def test_what_a_source_raises_is_raised_as_it_is():

@@ -404,6 +404,22 @@ def test_what_was_counted_is_not_counted_again(tmp_path):
     assert len(watched.shown) == 1
 
 
+def test_only_what_may_never_end_is_counted_for_no_longer_than_a_limit(monkeypatch):
+    """Files end, however long that takes."""
+    monkeypatch.setattr(streamed, "_COUNTED_AT_ONCE", 1)
+
+    def wait(number):
+        time.sleep(0.02)
+        return number
+
+    slow = calling(12, wait).filter(lambda *_: True)
+    assert count(streamed.FileStream(["a file"], lambda path: slow), timeout_seconds=0.15) == 12
+    with pytest.raises(
+        SourceError, match=r"are being counted for 0.\d+ s, [1-9]\d? so far, and it may never end; give t"
+    ):
+        count(DatasetStream(slow), timeout_seconds=0.15)
+
+
 def write_records(folder, examples, files):
     paths = []
     for number in range(files):
@@ -441,6 +457,22 @@ def test_files_come_in_another_order_in_each_epoch_and_always_the_same(tmp_path)
     assert orders == [epoch(seed, number) for seed in (0, 1) for number in (0, 1)]
     assert all(sorted(order) == list(range(1, 9)) for order in orders)
     assert len({tuple(order) for order in orders}) == 4
+
+
+def test_streams_of_other_files_have_another_identity(tmp_path):
+    """By their names, sizes and what is known of their contents, wherever they are."""
+    paths = [str(tmp_path / name) for name in "abc"]
+    for path in paths:
+        with open(path, "w") as file:
+            file.write("some")
+    found = [streamed.records(paths, parse, contents=contents).identity() for contents in ("", "", " of a day")]
+    found.append(streamed.records(paths[1:], parse).identity())
+    with open(paths[2], "a") as file:
+        file.write("more")
+    found.append(streamed.records(paths, parse).identity())
+    assert found[0] == found[1]
+    assert len({*found}) == 4
+    assert str(tmp_path) not in found[0]
 
 
 def test_a_workers_files_are_its_own(tmp_path):
