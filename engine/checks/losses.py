@@ -94,7 +94,7 @@ def _check_pairs(loss: TracedLoss, graph: tf.Graph | None, warns_of_parts: bool)
 def _broadcasts(op: tf.Operation, inputs: Sequence[tf.Tensor], columns: Collection[str]) -> bool:
     """Returns whether an operation broadcasts [n, 1] with [n], which pairs the examples."""
     sizes = {x.shape[0] for x in inputs if x.name in columns} & {x.shape[0] for x in inputs if x.shape.rank == 1}
-    return any(x.shape.rank == 2 and x.shape[0] == x.shape[1] and x.shape[0] in sizes for x in op.outputs)
+    return any(x.shape == [size, size] for size in sizes for x in op.outputs)
 
 
 def _finds(

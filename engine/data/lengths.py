@@ -25,7 +25,7 @@ from .frames import to_array
 from .order import Order, even_range, plain_order
 from .reader import blank, checked, fits
 from .source import Source, Spec, Split, WrappedSource, unknown_dimensions
-from .streamed import Stream, Watch, WrappedStream, unwatched
+from .streamed import Stream, Watch, WrappedStream, map_elements, unwatched
 
 _READ_AT_ONCE = 1024  # examples
 _FOLDER = ".crankshaft"  # beside the data, as of inputs' own prepared files
@@ -157,11 +157,10 @@ class VaryingStream(WrappedStream):
             at_least_one = tf.ensure_shape(tf.pad(values, tf.stack([tf.zeros_like(missing), missing], 1)), values.shape)
             return form.padded_by(spec)(at_least_one, shape if spec.unknown > 1 else shape[0])
 
-        def example(*components: Any) -> Any:
-            element = components if isinstance(self._stream.element_spec, tuple) else components[0]
-            return tf.nest.map_structure(add_lengths, element, self._stream.element_spec)
-
-        return self._stream.examples(seed, epoch).map(example)
+        examples = self._stream.examples(seed, epoch)
+        return map_elements(
+            examples, lambda example: tf.nest.map_structure(add_lengths, example, self._stream.element_spec)
+        )
 
 
 def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.ndarray:

@@ -93,11 +93,17 @@ class Stream(Split):
         return _Undivided(self) if self.divides else self
 
 
+def map_elements(dataset: tf.data.Dataset, function: Callable[[Any], Any]) -> tf.data.Dataset:
+    """Maps a dataset's elements as they are: `Dataset.map` unpacks tuples, also of one component."""
+    is_tuple = type(dataset.element_spec) is tuple
+    return dataset.map(lambda *components: function(components if is_tuple else components[0]))
+
+
 def examples_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Converts the examples of ragged batches to tensors."""
     if not any(isinstance(x, tf.RaggedTensorSpec) and not x.ragged_rank for x in tf.nest.flatten(dataset.element_spec)):
         return dataset
-    return dataset.map(lambda *components: components if len(components) > 1 else components[0])  # `map` passes tensors
+    return map_elements(dataset, lambda example: example)  # `map` passes tensors
 
 
 class DatasetStream(Stream):

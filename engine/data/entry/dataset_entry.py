@@ -15,7 +15,7 @@ from ...internals import pipelines
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
-from ..streamed import DatasetStream, Stream, examples_as_tensors, is_off
+from ..streamed import DatasetStream, Stream, examples_as_tensors, is_off, map_elements
 from . import views
 from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
 from .py_dataset import ONE_SIZE
@@ -52,7 +52,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
     given = dataset.element_spec
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(functools.partial(_without_sparse, rank_of_lists))
+        dataset = map_elements(dataset, functools.partial(_without_sparse, rank_of_lists))
     dataset = examples_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
     batch_examples, by_batch = None, False
@@ -119,7 +119,7 @@ def warn_of_padding(name: str, elements: Any, rules: Rules) -> None:
         )
 
 
-def _without_sparse(rank_of_lists: int | None, *element):
+def _without_sparse(rank_of_lists: int | None, element: Any) -> Any:
     """Converts sparse tensors of an element to dense ones, and lists of any length, of this rank, to ragged ones.
 
     A list's shape is not its length: the lists of a batch, also those taken from it, share that of its longest.
@@ -138,7 +138,6 @@ def _without_sparse(rank_of_lists: int | None, *element):
             ragged = tf.identity(ragged)
         return ragged if x.shape.rank == 2 else ragged.values
 
-    element = element if len(element) > 1 or isinstance(element[0], tuple) else element[0]
     return tf.nest.map_structure(dense, element)
 
 
@@ -205,9 +204,7 @@ def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:
         padded = tf.nest.map_structure(padded_shape, shapes, examples.element_spec)
         shapes = (*padded[:2], *shapes[2:]) if isinstance(shapes, tuple) else padded  # weights have one shape
     with_shape = functools.partial(_with_shape, name)
-    if not isinstance(shapes, tuple):
-        return examples.map(lambda x: tf.nest.map_structure(with_shape, x, shapes))
-    return examples.map(lambda *components: tf.nest.map_structure(with_shape, components, shapes))
+    return map_elements(examples, lambda example: tf.nest.map_structure(with_shape, example, shapes))
 
 
 def _with_shape(name: str, x: tf.Tensor, shape: tf.TensorShape) -> tf.Tensor:

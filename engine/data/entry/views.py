@@ -18,7 +18,7 @@ from ...errors import UsageError
 from ..arrays import ArraySource
 from ..form import WeighedLabels, components, example, fields
 from ..source import Source, Spec, WrappedSource
-from ..streamed import Stream, WrappedStream, specs
+from ..streamed import Stream, WrappedStream, map_elements, specs
 
 
 def divided(train: Source | Stream, fraction: float) -> tuple[Source, Source]:
@@ -257,13 +257,12 @@ def _mapped(stream: Stream, convert: Callable[[Any], Any]) -> Stream:
     """Returns a stream of converted examples; `convert` maps a nest of tensors [n, ...]."""
 
     # `convert` takes batches, and a stream has single examples, unless it is by batch: each is a batch of one.
-    def converted(*components):
-        element = components[0] if len(components) == 1 else components
+    def converted(element):
         if stream.by_batch:
             return convert(element)
         return tf.nest.map_structure(lambda x: x[0], convert(tf.nest.map_structure(lambda x: x[tf.newaxis], element)))
 
-    return _PipedStream(stream, lambda dataset: dataset.map(converted))
+    return _PipedStream(stream, lambda dataset: map_elements(dataset, converted))
 
 
 class _DecodedSource(WrappedSource):

@@ -21,7 +21,7 @@ from ..buckets import in_windows
 from ..form import fields, zeros
 from ..order import Order, even_range, replica_range
 from ..source import Spec, unknown_dimensions
-from ..streamed import StreamPart, Watch, batched, naming_files, untuned, unwatched
+from ..streamed import StreamPart, Watch, batched, map_elements, naming_files, untuned, unwatched
 from ..timeouts import StreamTimeout
 from .blocks import Devices
 from .feed import CallInput, Feed, FeedStats
@@ -421,7 +421,8 @@ class StreamedFeed(Feed):
             is_whole = order.has_epochs and not (order.remainder or self.part.by_file)
             batches = batched(stream, examples, order.local_batch_size, order.drop_remainder or is_whole)
             shards = self._num_shards * len(self.part.counts)
-            batches = batches.map(functools.partial(_check_even, shards)) if stream.by_batch and shards > 1 else batches
+            if stream.by_batch and shards > 1:
+                batches = map_elements(batches, functools.partial(_check_even, shards))
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -449,14 +450,13 @@ def _first_twice(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.enumerate().flat_map(repeated)
 
 
-def _check_even(shards: int, *batch: Any) -> Any:
+def _check_even(shards: int, batch: Any) -> Any:
     """Makes reading fail where a batch can't be divided among replicas."""
     sizes = tf.stack([tf.shape(x)[0] for x in tf.nest.flatten(batch)])
     divides = tf.reduce_all(sizes == sizes[0]) | tf.reduce_all(sizes % shards == 0)
     is_enough = tf.reduce_all(sizes >= shards)
     with tf.control_dependencies([tf.debugging.Assert(divides & is_enough, [_FEW.format(shards), sizes])]):
-        batch = tf.nest.map_structure(tf.identity, batch)
-    return batch if len(batch) > 1 else batch[0]
+        return tf.nest.map_structure(tf.identity, batch)
 
 
 def _empty_batch(spec: Spec) -> tf.Tensor:

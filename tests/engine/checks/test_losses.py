@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 
 import pytest
@@ -95,8 +96,26 @@ def test_one_example_alone_pairs_nothing():
     check(lambda y, p: p - y, size=1)
 
 
-def test_numbers_of_python_are_no_pairs():
-    check(lambda y, p: p, returns=lambda _: 3.0)
+@pytest.mark.parametrize("returns", [lambda _: 3.0, lambda x: (tf.reduce_sum(x), 3.0)])
+def test_numbers_of_python_are_no_pairs(returns):
+    check(lambda y, p: p, returns=returns)
+
+
+@pytest.mark.parametrize(
+    ("computed", "is_refused"),
+    [(lambda x: tf.cast(x, tf.float32), True), (lambda x: tf.cast(tf.strings.length(x), tf.float32), False)],
+)
+def test_text_that_is_computed_with_is_refused(computed, is_refused):
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([N], tf.string), tf.TensorSpec([N])])
+    def step(x, y):
+        p = computed(x)
+        step.losses = [TracedLoss("Own.loss", p, ({"word": x}, y), loss) for loss in (1.0, tf.reduce_sum(p - y))]
+        return p
+
+    step.get_concrete_function()
+    line = r"^features\['word'\] holds strings, and Own computes with them as with numbers; look them up"
+    with pytest.raises(UsageError, match=line) if is_refused else contextlib.nullcontext():
+        check_losses([types.SimpleNamespace(losses=step.losses)], "Own")
 
 
 # Of labels [n] and outputs [n, 2].
@@ -116,6 +135,7 @@ NOT_COMPARED = {
     "of one operand": lambda y, p: tf.einsum("nd->n", p),
     "of weights by einsum": lambda y, p: tf.einsum("nd,dk->nk", p, tf.ones([2, 5])),
     "a column": lambda y, p: p * y[:, None],
+    "a row": lambda y, p: y + y[None],
     "in batches": lambda y, p: tf.matmul(p[:, :, None], p[:, None]),
     "in a loop": lambda y, p: tf.map_fn(lambda x: tf.matmul(x[None], x[:, None])[0, 0], p),
 }
@@ -143,7 +163,7 @@ def test_examples_that_are_not_compared_are_not_said(kind, warned):
 
 def test_what_a_loss_compares_and_does_not_use_is_not_said(warned):
     def unused(y, p):
-        _ = tf.matmul(p, p, transpose_b=True)
+        _ = tf.exp(tf.matmul(p, p, transpose_b=True))
         return p
 
     check(unused, width=2, warns=True)

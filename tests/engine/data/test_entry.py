@@ -129,6 +129,68 @@ def test_each_form_has_the_same_examples_weights_and_views(form):
     assert again.element_spec == weighed.element_spec
 
 
+def halved(x):
+    x = x[0] if isinstance(x, tuple) else x
+    return {"half": x[:, :1] / 2}
+
+
+def doubled(x):
+    x = x[0] if isinstance(x, tuple) else x
+    return x, 2 * x
+
+
+def spec_of(nest):
+    return tf.nest.map_structure(lambda x: Spec(x.shape[1:], x.dtype), nest)
+
+
+@pytest.mark.parametrize("form", ["array source", "source", "examples", "stream"])
+@pytest.mark.parametrize("parts", [(X,), (X, Y), (X, Y, W), ((X, Y),), ((X, Y), W[:, None])], ids=range(5))
+@pytest.mark.parametrize("convert", [halved, doubled])
+def test_features_are_converted_and_all_else_stays(form, parts, convert):
+    split = user_data.split("train", FORMS[form](*parts))
+    converted = convert(X)
+    alone = (converted,) if isinstance(converted, tuple) else converted
+    for found, wanted in (
+        (views.with_features(split, convert), (converted, *parts[1:]) if parts[1:] else alone),
+        (views.features(split, convert), alone),
+    ):
+        tf.nest.map_structure(np.testing.assert_array_equal, all_of(found), wanted)
+        assert found.element_spec == spec_of(wanted)
+
+
+@pytest.mark.parametrize("form", ["arrays", "source", "examples"])
+@pytest.mark.parametrize("parts", [(X,), (X, Y), (X, W), (X, W, W)], ids=["x", "classes", "numbers", "weights"])
+def test_floats_become_those_that_a_run_has(form, parts):
+    """In features and labels, not in weights; whole numbers stay."""
+
+    def with_floats(dtype):
+        return tuple(x.astype(dtype) if at < 2 and x is not Y else x for at, x in enumerate(parts))
+
+    given = with_floats(np.float64)
+    split = user_data.split("given", FORMS[form](*given), user_data.Rules(keeps_float64=True))
+    wanted = with_floats(np.float16)
+    like = views.with_floats_like(split, spec_of(wanted))
+    for found, part in zip(fields(all_of(like)), wanted, strict=False):
+        np.testing.assert_array_equal(found, part)
+    assert fields(like.element_spec) == fields(spec_of(wanted))
+    assert views.with_floats_like(like, spec_of(wanted)) is like
+    assert views.with_floats_like(split, spec_of(({"x": X}, Y))) is split
+
+
+def test_batches_of_one_size_are_told_from_others_as_they_are_read():
+    rules = user_data.Rules(as_keras=True, is_even=True)
+    wide = np.repeat(X, 4, 1)  # of more columns than a batch has rows
+    for x in (X, wide):
+        for size in (4, 5):
+            assert_same(all_of(user_data.split("x", dataset(x, Y).batch(size), rules)), (x, Y))
+        uneven = (dataset(x, Y).take(4).batch(4).concatenate(dataset(x, Y).skip(4).batch(size)) for size in (3, 6))
+        for batches in uneven:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match="has batches of 4 examples and, before its end, of"
+            ):
+                all_of(user_data.split("x", batches, rules))
+
+
 def test_grain_datasets_that_show_batches_have_their_examples():
     """And all have in Keras's `fit`, which takes each element for a batch."""
     for data, rules in ((MapDataset(BatchMapDataset(MapDataset())), None), (MapDataset(), AS_KERAS)):

@@ -15,11 +15,15 @@ from tensorflow.python.eager import context
 from crankshaft import Trainer, mean, step_context
 from crankshaft.engine.data import arrays as host_arrays
 from crankshaft.engine.data.arrays import ArraySource, on_each_device
-from crankshaft.engine.data.order import ChunkedOrder
+from crankshaft.engine.data.feeds import external_feed
+from crankshaft.engine.data.feeds.external_feed import ExternalFeed
+from crankshaft.engine.data.lengths import source_order
+from crankshaft.engine.data.order import ChunkedOrder, Order
 from crankshaft.engine.data.reader import Chunks, Reads
 from crankshaft.engine.data.source import Source, Spec
-from crankshaft.engine.data.streamed import DatasetStream, count, divide
+from crankshaft.engine.data.streamed import DatasetStream, count, divide, unwatched
 from crankshaft.engine.internals import pipelines
+from crankshaft.engine.mesh.layout import Mesh
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.replicated import Replicated
@@ -336,6 +340,20 @@ def test_data_that_changes_between_epochs_is_read_after_the_change(bench, kind, 
     assert found == [[0] * 6, [1] * 6, [2] * 6]
 
 
+class Alone(Levels):
+    def train_step(self, batch):
+        ((ids, others),) = batch
+        return {"loss": mean(ids + others)}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_features_alone_in_a_tuple_stay_so_in_batches_of_any_size(bench, replicas):
+    ids = np.arange(8, dtype=np.float32)
+    data = tf.data.Dataset.from_tensor_slices(((ids, 2 * ids),))
+    batches = DatasetStream(data.take(4).batch(4).concatenate(data.skip(4).batch(2)), by_batch=True)
+    assert bench(Alone(), batches, 4, replicas, shuffle=False).curve(3).tolist() == [4.5, 13.5, 19.5]
+
+
 def test_variables_that_a_dataset_reads_are_named_as_its_position_is_saved(bench, caplog):
     level = tf.Variable(0.0, trainable=False, name="level")
     examples = tf.data.Dataset.from_tensor_slices(np.ones([24, 1], np.float32))
@@ -355,6 +373,61 @@ def test_what_no_hook_can_change_is_read_ahead_over_an_epochs_end(bench, monkeyp
     time.sleep(0.2)
     level.assign(1.0)
     assert made.curve(12)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("examples", "drop_remainder", "varies", "block_steps"),
+    [(12, False, False, 64), (14, False, False, 3), (14, True, False, 64), (3, False, False, 1), (12, False, True, 3)],
+)
+def test_a_block_is_within_an_epoch_unless_whole_ones_fit_it(examples, drop_remainder, varies, block_steps):
+    source, options = Indexed(examples), {"block_steps": 64, "drop_remainder": drop_remainder}
+    source.varies = varies
+    order, _ = source_order(source, 4, 3, 0, Processes(), None, watch=unwatched, **options)
+    assert order == Order(examples, 4, block_steps, 3, drop_remainder)
+
+
+def of_calls(feed, first, steps):
+    """The ids of each batch of a call's steps, and how many steps were read at once."""
+    batches, at_once, step = [], [], first
+    while step < first + steps:
+        assert feed.max_steps_per_call(step, 1) == 1
+        call = feed.call_input(step, first + steps - step)
+        ids, size = call.operands[0][1].numpy(), int(call.operands[1])
+        assert len(ids) == size * (call.stop - call.start)
+        batches += np.split(ids, call.stop - call.start)
+        at_once.append(call.stop - call.start)
+        step += at_once[-1]
+    return [batch.tolist() for batch in batches], at_once
+
+
+@pytest.mark.parametrize(
+    ("form", "most", "at_once"),
+    [
+        (Indexed, 8 << 20, [3, 1, 3, 1, 2]),
+        (Indexed, 150, [2, 1, 1, 2, 1, 1, 2]),
+        (Indexed, 1, [1] * 10),
+        (lambda examples: DatasetStream(dataset(examples)), 8 << 20, [1] * 10),
+    ],
+)
+def test_data_of_a_call_begins_an_epoch_and_ends_with_a_smaller_batch(monkeypatch, form, most, at_once):
+    """Of seven examples by two, of 32 bytes each: four steps an epoch, the last of one."""
+    monkeypatch.setattr(external_feed, "_BLOCK_BYTES", most)
+    feed = ExternalFeed(1, Mesh()).reading(form(7), 5, 2)
+    epoch = [[1, 2], [3, 4], [5, 6], [7]]
+    assert of_calls(feed, 5, 10) == ([*epoch, *epoch, *epoch[:2]], at_once)
+    assert [feed.order.examples_before(step) for step in (5, 6, 8, 9, 12)] == [0, 2, 6, 7, 13]
+
+
+def test_data_of_a_call_is_shuffled_in_each_epoch_by_the_calls_first_step():
+    def epochs(seed, first):
+        feed = ExternalFeed(1, Mesh()).reading(Indexed(7), first, 2, seed)
+        ids = [i for batch in of_calls(feed, first, 8)[0] for i in batch]
+        assert sorted(ids[:7]) == sorted(ids[7:]) == [*range(1, 8)]
+        return [tuple(ids[:7]), tuple(ids[7:])]
+
+    found = [each for seed, first in ((1, 0), (1, 4), (2, 0)) for each in epochs(seed, first)]
+    assert len({*found}) == 6
+    assert epochs(1, 4) == found[2:4]
 
 
 def test_chunks_of_an_earlier_epoch_are_released():

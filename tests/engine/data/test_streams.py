@@ -303,6 +303,12 @@ def test_steps_without_epochs_go_on_with_what_comes_next_unless_the_same_comes_a
     assert len(lines) == is_live
 
 
+def test_steps_without_epochs_go_on_over_any_number_of_passes(bench):
+    made = bench(Recorder(), streamed.Endless(DatasetStream(dataset(4)), 4), BATCH, shuffle=False)
+    made.train(50)
+    np.testing.assert_array_equal(np.ravel(seen(made)), np.arange(50 * BATCH) % 4 + 1)
+
+
 class Pair(Processes):
     """This process and another, which has sent what `answer` makes of this one's value."""
 

@@ -23,6 +23,45 @@ def test_kinds_are_found_in_branches_loops_and_functions_within_them():
     assert not {"MatrixInverse", "Sin", "Cos", "Erf"} & {op.type for op in graph.get_operations()}
 
 
+def test_what_may_be_written_is_found_through_functions_branches_and_loops():
+    """Each writes one variable and reads the others; and another only reads."""
+    names = (
+        "at once",
+        "by another handle",
+        "function",
+        "branch",
+        "other branch",
+        "loop",
+        "function of a branch",
+        "none",
+    )
+    variables = {name: tf.Variable(1.0) for name in names}
+
+    def reads(but=None):
+        return tf.add_n([variable.read_value() for name, variable in variables.items() if name != but])
+
+    def writes(name):
+        value = reads(name)
+        variables[name].assign_add(value)
+        return value + reads()
+
+    def outer(x):
+        writes("at once")
+        handle = tf.identity(variables["by another handle"].handle)
+        tf.raw_ops.AssignVariableOp(resource=handle, value=reads())
+        inner = tf.function(lambda: writes("function"), autograph=False)()
+        inner += tf.cond(x > 0, lambda: writes("branch"), lambda: writes("other branch"))
+        in_branch = tf.function(lambda: writes("function of a branch"), autograph=False)
+        inner += tf.cond(x > 1, lambda: in_branch(), reads)
+        return inner + tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y + writes("loop")), (0, reads()))[1]
+
+    graph = tf.function(outer, autograph=False).get_concrete_function(tf.TensorSpec([])).graph
+    by_handle = {id(variable.handle): name for name, variable in variables.items()}
+    found = [(by_handle[id(handle)], op.type) for handle, op in graphs.written(graph)]
+    kinds = dict.fromkeys(names[:-1], "AssignAddVariableOp") | {"by another handle": "AssignVariableOp"}
+    assert sorted(found) == sorted(kinds.items())
+
+
 IMAGES, ONE = tf.ones([2, 8, 8, 1]), tf.zeros([1, 1], tf.int64)
 SAMPLERS = {
     "normal": lambda: tf.random.normal([]),
