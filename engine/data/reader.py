@@ -317,7 +317,7 @@ class Reads:
     def _stuck(self, idle: float) -> StuckReadError:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
         frame = sys._current_frames().get(thread)
-        while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY + os.sep):
+        while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY):
             frame = frame.f_back
         at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
         return StuckReadError(

@@ -148,8 +148,7 @@ class Evaluated(dict[str, float]):
     def host_state(self) -> dict[str, Any]:
         """Returns its state for checkpoints, plain JSON."""
         confusion = {name: counts.tolist() for name, counts in self.confusion.items()}
-        more = {"confusion": confusion, "partial": self.partial}
-        return {"result": dict(self), **{name: value for name, value in more.items() if value}}
+        return {"result": dict(self), "confusion": confusion, "partial": self.partial}
 
     @classmethod
     def from_host_state(cls, values: Mapping[str, Any]) -> Evaluated | None:

@@ -429,6 +429,25 @@ def test_what_cannot_be_one_is_one_line(data, rules, says):
         user_data.split("x", data, rules)
 
 
+class Third(tf.keras.utils.PyDataset):
+    """One batch is of another shape than the first two and the last, which show the form of all."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, number):
+        return np.ones([2, 4 if number == 2 else 3], np.float32), np.ones(2)
+
+
+def test_a_batch_of_another_shape_is_named_as_it_is_read():
+    split = user_data.split("train", Third())
+    assert split.read(np.array([9, 3]))[0].shape == (2, 3)
+    with pytest.raises(
+        CrankshaftError, match=r"Third\[2\] has examples of shape \[4\], and at first there are \[3\]; ma"
+    ):
+        split.read(np.array([3, 4]))
+
+
 class Batches(tf.keras.utils.PyDataset):
     """Batches of two, padded to the longest of each."""
 
@@ -456,6 +475,20 @@ def test_a_dataset_is_read_alike_for_training_evaluation_and_predictions(make):
     assert user_data.features(batches, of_run).element_spec[0] == trained[0]
     if make is not windows:  # of which Keras's `fit` has the shape of the first
         assert user_data.split("x", batches, AS_KERAS).element_spec == trained
+
+
+def test_weights_of_padded_batches_have_one_shape():
+    """That of the first batches, also where examples may differ."""
+
+    def padded(n):
+        three = tf.ones([3 + 0 * n])
+        return three[:, None], three, three
+
+    split = user_data.split("x", tf.data.Dataset.range(4).map(padded).padded_batch(2), AS_KERAS)
+    features, labels, weights = split.element_spec
+    assert features.values.shape == (None, 1)
+    assert labels.values.shape == (None,)
+    assert weights.shape == (3,)
 
 
 def batches_or_examples():

@@ -485,6 +485,13 @@ def test_a_map_whose_changes_are_its_own_keeps_them(tmp_path):
     np.testing.assert_array_equal(np.asarray(found), [0, 7, 0, 0])
 
 
+def test_bytes_are_known_where_examples_have_as_many(distribution):
+    strategy = Replicated("test", distribution(1))
+    for labels, bytes_read in ((np.arange(8), 0), (np.array(["a"] * 8), None)):
+        stream = DatasetStream(tf.data.Dataset.from_tensor_slices((np.arange(8), labels)))
+        assert strategy.feed(stream, 4, None).stats().bytes_read == bytes_read
+
+
 @pytest.mark.parametrize("data", [arrays, dataset])
 def test_where_batches_have_one_shape_only_an_evaluation_changes_their_size(distribution, data):
     strategy = Replicated("test", distribution(2))

@@ -4,6 +4,7 @@ Example i has the id i + 1, in each of its values, and a length of its own.
 """
 
 import collections
+import contextlib
 import functools
 
 import numpy as np
@@ -199,11 +200,15 @@ def test_lengths_are_read_once_and_stored_beside_the_data(tmp_path):
         def identity(self):
             return "walks"
 
+    told: list[int] = []
     for read in (EXAMPLES, 0):
         source = OfFile()
-        found = lengths.measured(user_data.split("train", source), Processes())
+        found = lengths.measured(
+            user_data.split("train", source), Processes(), lambda *_: contextlib.nullcontext(told.append)
+        )
         np.testing.assert_array_equal(found, LENGTHS[:, None])
         assert source.read_so_far == read
+    assert told == [EXAMPLES]
     (stored,) = (tmp_path / ".crankshaft").glob("*.lengths")
     stored.write_bytes(stored.read_bytes()[:-4])  # damaged: read again
     assert len(lengths.measured(user_data.split("train", OfFile()), Processes())) == EXAMPLES

@@ -59,5 +59,15 @@ def test_ids_are_numbered_from_1_on_and_others_are_0():
         assert np.asarray(found).tolist() == numbers
 
 
+def test_columns_make_one_array_in_a_graph_as_outside():
+    columns = {"a": np.arange(12.0).reshape(3, 2, 2), "b": np.array([1, 2, 3]), "c": np.ones([3, 1], bool)}
+    joined = Preprocessing(array=("b", "a", "c"))
+    found = joined(columns)
+    assert found.tolist() == [[1, 0, 1, 2, 3, 1], [2, 4, 5, 6, 7, 1], [3, 8, 9, 10, 11, 1]]
+    np.testing.assert_array_equal(
+        tf.function(lambda given: joined(given))(tf.nest.map_structure(tf.constant, columns)), found
+    )
+
+
 def test_hashes_are_for_ever_alike():
     assert hashed(["", "dog", "Zürich"]).numpy().tolist() == [0, 7634539057392638305, 4282268324657427643]

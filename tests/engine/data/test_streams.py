@@ -410,7 +410,7 @@ def test_what_was_counted_is_not_counted_again(tmp_path):
     assert len(watched.shown) == 1
 
 
-def test_only_what_may_never_end_is_counted_for_no_longer_than_a_limit(monkeypatch):
+def test_only_what_may_never_end_is_counted_for_no_longer_than_a_limit(monkeypatch, warnings):
     """Files end, however long that takes."""
     monkeypatch.setattr(streamed, "_COUNTED_AT_ONCE", 1)
 
@@ -424,6 +424,7 @@ def test_only_what_may_never_end_is_counted_for_no_longer_than_a_limit(monkeypat
         SourceError, match=r"are being counted for 0.\d+ s, [1-9]\d? so far, and it may never end; give t"
     ):
         count(DatasetStream(slow), timeout_seconds=0.15)
+    assert not warnings  # which come after ten seconds
 
 
 def write_records(folder, examples, files):

@@ -62,6 +62,25 @@ def test_what_may_be_written_is_found_through_functions_branches_and_loops():
     assert sorted(found) == sorted(kinds.items())
 
 
+def test_values_depend_on_a_batch_that_a_variable_was_assigned_before_it_was_read():
+    names = ("own", "before", "after", "in a function", "twice", "constant")
+    variables = {name: tf.Variable(1.0) for name in names}
+
+    def step(x):
+        own = variables["own"]
+        variables["before"].assign(own.read_value())
+        own.assign(tf.reduce_sum(x))
+        variables["after"].assign(own.read_value() + 1.0)
+        tf.function(lambda: variables["in a function"].assign(own.read_value()), autograph=False)()
+        variables["twice"].assign(variables["after"].read_value())
+        variables["constant"].assign(3.0)
+
+    graph = tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec([5])).graph
+    assignments = graphs.Assignments(graph, graph.inputs[0])
+    found = {name for name, variable in variables.items() if assignments.depend_on_batch(variable.handle)}
+    assert found == {"own", "after", "in a function", "twice"}
+
+
 IMAGES, ONE = tf.ones([2, 8, 8, 1]), tf.zeros([1, 1], tf.int64)
 SAMPLERS = {
     "normal": lambda: tf.random.normal([]),
