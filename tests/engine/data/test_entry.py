@@ -357,6 +357,13 @@ def test_batches_are_taken_apart_with_a_note(parts, drop_remainder):
     assert len(notes) == 1
 
 
+def test_numbers_alone_are_examples_wherever_they_are_from():
+    notes: list[str] = []
+    numbers = tf.data.Dataset.from_generator(lambda: iter(range(4)), output_signature=tf.TensorSpec([], tf.int64))
+    assert [int(x) for x in user_data.split("train", numbers, notes=notes).examples(None, 0)] == [0, 1, 2, 3]
+    assert not notes
+
+
 @pytest.mark.parametrize("rules", [AS_KERAS, user_data.Rules()])
 def test_batches_whose_operations_show_their_form_are_not_read_for_it(rules):
     """A generator that counts how often it is started, such as for a curriculum."""
