@@ -324,7 +324,6 @@ def test_a_value_that_is_not_finite_is_found_piece_by_piece(bench, monkeypatch, 
     monkeypatch.setattr(numerics, "_PIECE_BYTES", 4 * WIDTH * 4)
     made = bench(pull(), power_law(), BATCH, replicas)
     assert numerics.first_nonfinite(Inventory(made.trainer).all_weights) is None
-    assert {len(piece) for piece in numerics._pieces(numerics.own_copy(made.trainer.table.shards[0]))} <= {*range(1, 5)}
     value = made.trainer.table.shards[0].numpy()
     value[ROWS - 1, 1] = np.inf
     made.trainer.table.shards[0].assign(value)
