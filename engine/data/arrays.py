@@ -260,7 +260,7 @@ def as_tensor(array) -> tf.Tensor:
     in_file = isinstance(array, Mapped)
     is_large = isinstance(array, np.ndarray) and array.nbytes >= _LARGE_BYTES  # TensorFlow would copy it twice
     if not (in_file or is_large) or array.dtype.kind not in "iuf" or not array.nbytes:
-        return tf.convert_to_tensor(array[:] if in_file else array)
+        return tf.convert_to_tensor(array)
     memory = np.frombuffer(mmap.mmap(-1, array.nbytes), array.dtype).reshape(array.shape)  # aligned to a page
     if in_file:
         array.copy_to(memory)
