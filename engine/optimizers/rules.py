@@ -24,7 +24,7 @@ from ..arguments import (
     parameters,
     unknown,
 )
-from ..internals import keras_copy, keras_optimizers
+from ..internals import keras_optimizers
 from ..step.options import RATE_OPTIONS, RULE_OPTIONS, StepOptions
 from . import schedules
 from .base import FusedOptimizer, Optimizer, Rate
@@ -284,12 +284,12 @@ class Ftrl(FusedOptimizer):
         }
 
 
-def build(name: str, learning_rate: Rate | None = None, **arguments: Any) -> Optimizer:
+def build(name: str, learning_rate: Rate, **arguments: Any) -> Optimizer:
     """Makes the optimizer called `name`, not yet built.
 
     Args:
       name: one of NAMES, or any class in tf.keras.optimizers; case does not matter.
-      learning_rate: a number or a schedule; None takes the rule's default.
+      learning_rate: a number or a schedule.
       **arguments: hyperparameters, with Keras's names, and `Optimizer`'s.
 
     Raises:
@@ -301,15 +301,14 @@ def build(name: str, learning_rate: Rate | None = None, **arguments: Any) -> Opt
         raise unknown("optimizer", name, classes)
     rule = classes[lower]
     common = parameters(Optimizer).keys()
-    rate = {} if learning_rate is None else {"learning_rate": learning_rate}
     names = parameters(rule).keys() | common
     check_arguments(f"optimizer {lower}", arguments, names - {"learning_rate"}, ARGUMENTS)
     if lower in _RULES:
-        return rule(**rate, **arguments)
+        return rule(learning_rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}
     theirs = {key: value for key, value in arguments.items() if key not in common}
     ours.setdefault("name", lower)
-    return KerasOptimizer(lambda: rule(**theirs), **rate, **ours)
+    return KerasOptimizer(lambda: rule(**theirs), learning_rate, **ours)
 
 
 def named() -> dict[str, type]:
@@ -371,9 +370,8 @@ def schedule_from_options(options: StepOptions) -> float | tf.keras.optimizers.s
 def make_from_options(options: StepOptions) -> Optimizer:
     """Makes the optimizer that a run's options describe, not yet built."""
     decay = {} if options.weight_decay is None else {"weight_decay": options.weight_decay}
-    exclude = {"weight_decay_exclude": options.weight_decay_exclude}
-    rate = schedule_from_options(options)
-    return build(options.optimizer, rate, from_options=True, **exclude, **decay, **options.optimizer_arg)
+    own = {"weight_decay_exclude": options.weight_decay_exclude, "from_options": True, **decay}
+    return build(options.optimizer, schedule_from_options(options), **own, **options.optimizer_arg)
 
 
 def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, options: StepOptions) -> set[str]:
@@ -388,19 +386,14 @@ def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, option
         return {*RATE_OPTIONS, *RULE_OPTIONS} - (set() if excludes else {"weight_decay_exclude"})
     theirs = getattr(optimizer, "keras_optimizer", optimizer)
     theirs = getattr(theirs, "inner_optimizer", theirs)
-    is_keras = isinstance(theirs, tf.keras.optimizers.Optimizer)
-    settings = keras_copy.optimizer_config(theirs) if is_keras else vars(theirs)
     has = {
         "optimizer": type(theirs).__name__.lower() == options.optimizer.lower(),
-        "optimizer_arg": all(settings.get(name) == value for name, value in options.optimizer_arg.items()),
+        "optimizer_arg": all(vars(theirs).get(name) == value for name, value in options.optimizer_arg.items()),
         "weight_decay": decay == options.weight_decay,
         "weight_decay_exclude": bool(excludes),
     }
-    changed = [name for name in RATE_OPTIONS if name in options.changed]
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras optimizer may have its own
-    equal = (
-        _equal_rates(keras_optimizers.schedule_or_rate(theirs) if rate is None else rate, options) if changed else set()
-    )
+    equal = _equal_rates(keras_optimizers.schedule_or_rate(theirs) if rate is None else rate, options)
     return equal | {name for name, is_equal in has.items() if is_equal}
 
 
@@ -408,12 +401,12 @@ def _equal_rates(rate: Any, options: StepOptions) -> set[str]:
     if callable(rate) and not isinstance(rate, tf.keras.optimizers.schedules.LearningRateSchedule):
         return set(RATE_OPTIONS)
     warm, total, ours = options.warmup_steps, options.total_steps, schedule_from_options(options)
-    unequal = set()
-    for step in (0, warm // 2, warm, (warm + total) // 2, total - 1):
+
+    def is_equal(step: int) -> bool:
         at = tf.constant(step, tf.int64)
         theirs, mine = (float(each(at) if callable(each) else each) for each in (rate, ours))
-        if abs(theirs - mine) > _CLOSE * options.learning_rate:
-            unequal.add(step)
-    if not unequal:
+        return abs(theirs - mine) <= _CLOSE * options.learning_rate
+
+    if all(map(is_equal, (0, warm // 2, warm, (warm + total) // 2, total - 1))):
         return set(RATE_OPTIONS)
-    return set() if warm in unequal else {"learning_rate"}
+    return {"learning_rate"} if is_equal(warm) else set()

@@ -322,7 +322,7 @@ def test_training_goes_on_from_a_checkpoint_with_the_same_bits(name, tmp_path):
 def test_slots_have_readable_names_that_do_not_depend_on_earlier_models(tmp_path):
     def keys():
         model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
-        optimizer = built(optimizers.build("adam"), model.trainable_variables)
+        optimizer = built(optimizers.build("adam", 0.1), model.trainable_variables)
         path = tf.train.Checkpoint(optimizer=optimizer).write(str(tmp_path / "checkpoint"))
         return sorted(name.split("/.ATTRIBUTES")[0] for name, _ in tf.train.list_variables(path))
 

@@ -111,3 +111,91 @@ def test_a_schedule_that_equals_the_runs_at_each_of_its_steps_applies_its_option
     assert applied >= {*RATE_OPTIONS}
     longer = optimizers.applied_options(optimizers.SGD(keras.CosineDecay(0.5, 11)), options)
     assert longer & {*RATE_OPTIONS} == {"learning_rate"}
+
+
+class Otherwise(keras.LearningRateSchedule):
+    """The rate of another schedule, but for one step."""
+
+    def __init__(self, schedule, step, factor):
+        self.schedule, self.step, self.factor = schedule, step, factor
+
+    def __call__(self, step):
+        return self.schedule(step) * tf.where(step == self.step, self.factor, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor", "applied"),
+    [
+        *((step, 1.001, {"learning_rate"}) for step in (0, 4, 20, 31)),
+        (8, 1.00001, set()),  # the rate itself, as the warm-up ends
+        (8, 0.99999, set()),
+        (8, 1.0000003, {*RATE_OPTIONS}),
+        (2, 2.0, {*RATE_OPTIONS}),
+    ],
+)
+def test_schedules_are_compared_where_each_part_of_them_begins_halves_and_ends(step, factor, applied):
+    options = StepOptions(learning_rate=0.06, learning_rate_schedule="cosine", warmup_steps=8, total_steps=32)
+    schedule = Otherwise(optimizers.schedule_from_options(options), step, factor)
+    assert optimizers.applied_options(optimizers.SGD(schedule), options) & {*RATE_OPTIONS} == applied
+    assert optimizers.applied_options(optimizers.SGD(lambda step: schedule(step)), options) >= {*RATE_OPTIONS}
+
+
+RULE, RATES = {"optimizer", "optimizer_arg"}, {*RATE_OPTIONS}
+BETA = {"learning_rate": 0.5, "optimizer_arg": {"beta_1": 0.8}}
+DECAY = {"weight_decay": 0.1, "weight_decay_exclude": "bias"}
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "applied"),
+    [
+        (None, {"optimizer": "adam"}, {*RULE, *RATES, "weight_decay"}),
+        (None, {"optimizer": "adam", **DECAY}, {*RULE, *RATES, *DECAY}),
+        (None, {"optimizer": "AdamW"}, {*RULE, *RATES, *DECAY}),  # a decay by default
+        (None, {**BETA, "optimizer": "lion", **DECAY}, {*RULE, *RATES, *DECAY}),
+        (lambda: optimizers.Adam(0.5), BETA, {"optimizer", *RATES}),
+        (lambda: optimizers.Adam(0.5, beta_1=0.8), BETA, {*RULE, *RATES}),
+        (
+            lambda: optimizers.AdamW(0.4),
+            {**BETA, "optimizer": "AdamW", "optimizer_arg": {}},
+            {*RULE, "weight_decay_exclude"},
+        ),
+        (lambda: optimizers.AdamW(0.5, beta_1=0.8, **DECAY), {**BETA, **DECAY}, {"optimizer_arg", *RATES, *DECAY}),
+        (lambda: optimizers.Adam(0.5, weight_decay=0.1), {**BETA, **DECAY}, {"optimizer", *RATES, "weight_decay"}),
+        (lambda: optimizers.Adam(0.5, weight_decay_exclude="bias"), {**BETA, **DECAY}, {"optimizer", *RATES}),
+        (
+            lambda: tf.keras.optimizers.Adam(0.5, 0.8, weight_decay=0.1),
+            {**BETA, **DECAY},
+            {*RULE, *RATES, "weight_decay"},
+        ),
+        (
+            lambda: tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.Adam(0.5, 0.8)),
+            {**BETA, "optimizer": "Adam"},
+            {*RULE, *RATES},
+        ),
+        (lambda: optimizers.KerasOptimizer(tf.keras.optimizers.Adam(0.5, 0.8)), BETA, {*RULE, *RATES}),
+        (lambda: optimizers.KerasOptimizer(tf.keras.optimizers.Adam(0.4, 0.8)), BETA, RULE),
+        (lambda: optimizers.KerasOptimizer(tf.keras.optimizers.Adam(0.4, 0.8), 0.5), BETA, {*RULE, *RATES}),
+        (lambda: optimizers.KerasOptimizer(tf.keras.optimizers.Adam(0.5, 0.8), 0.4), BETA, RULE),
+    ],
+)
+def test_an_optimizer_applies_the_options_whose_values_it_has(make, options, applied):
+    """One that was made from the options applies all, but exclusions from a decay that it has not."""
+    options = StepOptions(**options)
+    optimizer = make() if make else optimizers.make_from_options(options)
+    optimizer.build([tf.keras.Variable([1.0], name="kernel")])
+    assert optimizers.applied_options(optimizer, options) == applied
+    assert make or optimizer.name == options.optimizer.lower()
+
+
+class Slower:
+    """An order of examples in which a step has half as many as in the schedule's."""
+
+    def rate_step(self, step):
+        return step // 2
+
+
+def test_a_schedule_continues_by_examples():
+    options = {"learning_rate": 0.5, "total_steps": 10, "rate_by": Slower()}
+    schedule = optimizers.schedule_from_options(StepOptions(learning_rate_schedule="polynomial", **options))
+    np.testing.assert_allclose(rates(schedule, [0, 1, 2, 9]), [0.5, 0.5, 0.45, 0.3], 1e-6)
+    assert optimizers.schedule_from_options(StepOptions(**options)) == 0.5
