@@ -391,11 +391,6 @@ def test_a_table_is_clipped_as_one_variable_whose_rows_occur_once(bench, clip):
     assert limit == pytest.approx(0.2, rel=1e-5)
 
 
-def test_one_way_of_clipping_at_a_time():
-    with pytest.raises(ValueError, match=r"clip_norm=1.0 and clip_value=0.5 clip the same gradients; use one of them"):
-        StepOptions(clip_norm=1.0, clip_value=0.5)
-
-
 def test_a_precision_is_that_of_the_trainer_s_layers_alone():
     trainer = Mlp((4,))
     example = np.zeros([1, 2], np.float32), np.zeros(1, np.int32)
