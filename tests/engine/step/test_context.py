@@ -45,7 +45,7 @@ def test_a_seed_is_of_the_run_the_step_the_replica_the_micro_batch_and_the_call(
     assert sample(context(shard=tf.constant(0))) == seeds[0]
     other = context(replica=tf.constant(0))
     assert [sample(other, common=True), sample(other, "noise", common=True)] == [seeds[3], seeds[5]]
-    assert sample(here, "noise") == seeds[2] != sample(other, "noise")
+    assert sample(here, "noise") == seeds[2] != sample(other, "noise") != seeds[5]
     assert sample(context(updates_before=count(2), step=tf.constant(1, tf.int64))) == seeds[0]
     assert sample(context(updates_before=count(2), step=tf.constant(1, tf.int64), **batch)) == seeds[12]
 

@@ -11,7 +11,7 @@ from crankshaft import Mean, Trainer, mean, minimize
 from crankshaft.engine.hooks import numerics
 from crankshaft.engine.logging import warning_once
 from crankshaft.engine.metrics.means import root_mean_square
-from crankshaft.engine.step.diagnosis import warn_of_sums
+from crankshaft.engine.step.diagnosis import labels_as_numbers, warn_of_sums
 from crankshaft.models.transformer_lm import Model
 from tests import runs
 
@@ -247,6 +247,36 @@ def test_a_run_ends_before_it_saves_what_it_has_learned_of_one(tmp_path):
     ):
         crankshaft.run(Looked, data=((x, y), None), train_steps=3, **flags)
     assert not runs.steps(tmp_path / "run")
+
+
+def cast_text():
+    tf.raw_ops.Cast(x=tf.constant("1"), DstT=tf.float32)
+
+
+def fail():
+    raise TypeError("no numbers")
+
+
+TEXT = {"kind": tf.constant(["a"]), "size": tf.constant([1.0])}
+
+
+@pytest.mark.parametrize(
+    ("labels", "act", "line"),
+    [
+        (TEXT, fail, "^labels\\['kind'\\] holds strings, and Line.loss computes with them"),
+        (TEXT["kind"], cast_text, "^labels holds strings, and Line.loss computes with them"),
+        (TEXT["size"], fail, "^no numbers$"),
+        (None, fail, "^no numbers$"),
+        (TEXT["size"], cast_text, None),
+        (TEXT, lambda: None, None),
+    ],
+)
+def test_text_that_a_loss_takes_for_numbers_is_named(labels, act, line):
+    with tf.Graph().as_default():
+        cast_text()  # before the loss: a model's own
+        raises = pytest.raises((crankshaft.UsageError, TypeError), match=line) if line else contextlib.nullcontext()
+        with raises, labels_as_numbers(labels, Line()):
+            act()
 
 
 def squares(outputs, labels):

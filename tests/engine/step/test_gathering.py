@@ -81,6 +81,21 @@ def test_values_of_any_type_are_gathered(bench, kind):
     np.testing.assert_allclose(two, one, rtol=1e-5)
 
 
+class Few(Alike):
+    """Gathers values of some of the examples."""
+
+    def loss(self, outputs, batch):
+        few, _ = gather(self, tf.boolean_mask(batch[1], batch[1] % 3 > 0))
+        return mean(outputs[:, 0] * tf.reduce_sum(few))
+
+
+def test_values_of_some_examples_are_gathered(bench):
+    """Of batches of 7, which two replicas share as 4 and 3."""
+    data = SPREAD[:14], np.arange(14, dtype=np.float32)
+    one, two = (bench(Few(), data, 7, n, learning_rate=0.1).curve(3) for n in (1, 2))
+    np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
 def test_micro_batches_are_refused(bench):
     with pytest.raises(ValueError, match="accumulate_steps: gather needs a batch as a whole; use 1"):
         bench(Contrastive(), (SPREAD, VIEWS), 6, accumulate_steps=2).train(1)
