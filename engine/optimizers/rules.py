@@ -393,7 +393,8 @@ def applied_options(optimizer: Optimizer | tf.keras.optimizers.Optimizer, option
         "weight_decay_exclude": bool(excludes),
     }
     rate = optimizer._learning_rate if isinstance(optimizer, Optimizer) else None  # a Keras optimizer may have its own
-    equal = _equal_rates(keras_optimizers.schedule_or_rate(theirs) if rate is None else rate, options)
+    rate = keras_optimizers.schedule_or_rate(theirs) if rate is None else rate
+    equal = _equal_rates(rate, options) if {*RATE_OPTIONS} & {*options.changed} else set()
     return equal | {name for name, is_equal in has.items() if is_equal}
 
 
