@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fractions
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ class LengthBuckets:
             )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class BucketedOrder(Order):
     """An order whose batches each have examples of one bucket, and that bucket's batch size.
 
@@ -66,8 +67,8 @@ class BucketedOrder(Order):
       lengths: the sizes of each example's unknown dimensions, [num_examples, dimensions] int.
     """
 
-    buckets: LengthBuckets = LengthBuckets(0, (1,))
-    lengths: np.ndarray = dataclasses.field(default_factory=lambda: np.ones([1, 1], np.int64))
+    buckets: LengthBuckets
+    lengths: np.ndarray
 
     def __post_init__(self):
         super().__post_init__()
@@ -136,8 +137,9 @@ class BucketedOrder(Order):
         origin = self.origin
         if not origin.rate_steps:
             return step
-        steps, rate_examples = origin.rate_steps * self.num_examples, self.steps_per_epoch * origin.rate_examples
-        return origin.rate_step + (step - origin.step) * steps // rate_examples
+        # In lowest terms, since the product with a step has to fit an int64 tensor.
+        rate = fractions.Fraction(origin.rate_steps * self.num_examples, self.steps_per_epoch * origin.rate_examples)
+        return origin.rate_step + (step - origin.step) * rate.numerator // rate.denominator
 
     def steps_of_equal_size(self, step: int) -> float:
         return 1

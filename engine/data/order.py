@@ -135,7 +135,7 @@ class Order:
         is_same_size = before.batch_size == self.batch_size
         epoch, index = before.position(step)
         # Within an epoch another batch size or order would train some of its examples twice and others never.
-        if index or (step and not self.has_epochs):
+        if index:
             reordered = {} if is_same_size else {"global_batch_size": before.batch_size}
             before._check_same_order(epoch, step, reordered | resumed.get("reordered", {}))
         if step == 0 or (is_same_size and before.steps_per_epoch == self.steps_per_epoch and not has_other_data):
@@ -148,10 +148,8 @@ class Order:
             unit = before.origin.rate_steps, before.origin.rate_examples
         elif is_same_size and has_other_data:
             unit = 0, 0  # it counts the run's steps
-        elif self.has_epochs:
-            unit = before.steps_per_epoch, before.epoch_examples
         else:
-            unit = 1, before.batch_size
+            unit = before.steps_per_epoch, before.epoch_examples
         return dataclasses.replace(self, origin=Origin(step, epoch, before.rate_step(step), *unit))
 
     def _check_same_order(self, epoch: int, step: int, reordered: Mapping[str, Any]) -> None:
@@ -171,8 +169,7 @@ class Order:
         origin, steps, examples = self.origin, self.origin.rate_steps, self.origin.rate_examples
         if not steps:
             return step
-        epoch, in_epoch = divmod(origin.step + self.shift, self.steps_per_epoch)
-        done = self.examples_before(step) - self._examples_at(epoch, in_epoch * self.batch_size)
+        done = self.examples_before(step) - origin.epoch * self.epoch_examples
         # In two parts: the product of examples and steps might not fit an int64 tensor.
         return origin.rate_step + done // examples * steps + done % examples * steps // examples
 
@@ -307,12 +304,12 @@ class Order:
 
     def _shuffled(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
         """Returns the examples at these order indices of an epoch, a scalar."""
-        if self.seed is None or self.num_examples == 1:
+        if self.seed is None:
             return indices
         return permuted(indices, epoch_seed(self.seed, epoch, [3]), self.num_examples)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkedOrder(Order):
     """An order that reads each chunk once: permutes chunks, then examples within windows of chunks.
 
@@ -324,8 +321,8 @@ class ChunkedOrder(Order):
       chunk_examples: examples in a chunk, 2 or more.
     """
 
-    chunk_examples: int = 2
-    window_chunks: int = 1
+    chunk_examples: int
+    window_chunks: int
 
     @property
     def chunks_to_keep(self) -> int:  # a window's, the next one's, those across a boundary
@@ -355,7 +352,7 @@ class ChunkedOrder(Order):
         return epoch, tf.unique(chunks).y
 
     def _shuffled(self, indices: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
-        if self.seed is None or self.num_examples == 1:
+        if self.seed is None:
             return indices
         windows, first = indices // self._window_examples, indices // self._window_examples * self._window_examples
         keys = tf.gather(self._keys(epoch), windows + 2)
@@ -374,7 +371,7 @@ class ChunkedOrder(Order):
         smaller = self.num_examples - whole * size
         keys = self._keys(epoch)
         # The number of whole chunks before the smaller one.
-        before = tf.math.floormod(keys[1, 0], whole + 1) * size if smaller else tf.constant(self.num_examples, tf.int64)
+        before = tf.math.floormod(keys[1, 0], whole + 1) * size
         is_smaller = (indices >= before) & (indices < before + smaller)
         indices_among_whole = tf.where(indices < before, indices, tf.maximum(indices - smaller, 0))
         first = tf.reduce_min(indices_among_whole) // size
@@ -400,7 +397,7 @@ def permuted(indices: tf.Tensor, keys: tf.Tensor, count) -> tf.Tensor:
     return tf.raw_ops.RandomIndexShuffle(index=indices, seed=keys, max_index=most, rounds=_ROUNDS)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PerWorkerOrder(Order):
     """The order of data that workers divide by files: each reads its part of a batch from its own shard, of any size.
 
@@ -410,7 +407,7 @@ class PerWorkerOrder(Order):
       shards: number of examples of each worker.
     """
 
-    shards: tuple[int, ...] = ()
+    shards: tuple[int, ...]
 
     @property
     def local_batch_size(self) -> int:

@@ -142,10 +142,11 @@ def test_a_writer_killed_between_two_files_costs_that_checkpoint_at_most(tmp_pat
     fill(state, 3)
     killed_while_publishing(monkeypatch, state, tmp_path, step, moved)
     checkpoints = make(tmp_path, state)
-    checkpoints.clean()
+    assert f"ckpt-{step}.manifest.json.writing" in checkpoints.clean()
     assert checkpoints.restore().step == (1 if (step, moved) == (2, 1) else 2)
-    assert not [name for name in names(tmp_path) if "temp" in name or "writing" in name or name.startswith("ckpt-3")]
-    checkpoints.clean()  # nothing is there that it does not know
+    left = {"checkpoint", *(f"ckpt-{n}.{file}" for n in (1, 2) for file in (DATA, INDEX, MANIFEST))}
+    assert {*names(tmp_path)} == left - ({f"ckpt-2.{DATA}"} if (step, moved) == (2, 1) else set())
+    assert checkpoints.clean() == []  # nothing is there that it does not know
 
 
 def test_a_writer_killed_before_the_manifest_has_its_name_costs_nothing(tmp_path):

@@ -14,6 +14,7 @@ import tensorflow as tf
 from crankshaft import Padded, Source, Spec, Trainer, UsageError, mean
 from crankshaft.engine.data import buckets, form, lengths
 from crankshaft.engine.data.entry import user_data
+from crankshaft.engine.data.order import Origin
 from crankshaft.engine.data.source import WithoutBadRecords
 from crankshaft.engine.data.streamed import Endless, batched
 from crankshaft.engine.errors import BadRecordError, SourceError
@@ -360,6 +361,17 @@ def test_buckets_pad_whatever_has_the_measured_length_in_every_example(axis):
         of_words, of_boxes, of_labels = (each.shape[1] for each in tf.nest.flatten(form.values(batch)))
         assert of_labels == of_words in BOUNDARIES
         assert of_boxes in (of_words, batch[1][0].lengths.numpy().max())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 15, 16, 33, 1 << 42])
+def test_after_another_batch_size_the_rate_goes_on_by_examples(steps):
+    """A step has two examples, of which ten million were 312,500 steps of the rate; also where products are large."""
+    limits, sizes = buckets.LengthBuckets(0, (1, 2)), np.repeat([[1], [2]], 4, 0)
+    order = buckets.BucketedOrder(
+        8, 2, 1, buckets=limits, lengths=sizes, origin=Origin(100, 0, 50, 312_500, 10_000_000)
+    )
+    assert order.rate_step(100 + steps) == 50 + steps // 16
+    assert order.rate_step(tf.constant(100 + steps, tf.int64)) == 50 + steps // 16
 
 
 def test_a_stream_that_is_not_counted_keeps_its_buckets():

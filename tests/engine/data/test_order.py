@@ -20,6 +20,7 @@ def batches(order, steps, first=0):
         block, offset, length = order.block_at(step)
         if block not in blocks:
             blocks[block] = order.examples(tf.constant(block, tf.int64)).numpy()
+            assert len(order.epochs(tf.constant(block, tf.int64))) == len(blocks[block])
         assert offset < length <= len(blocks[block])
         found.append(blocks[block][offset].tolist())
     return found
@@ -53,6 +54,9 @@ def test_short_epochs_share_a_block(examples, block_steps, lengths):
     firsts = np.cumsum([0, *lengths])
     assert [order.block_at(int(first)) for first in firsts[:-1]] == [(n, 0, k) for n, k in enumerate(lengths)]
     assert order.block_at(int(firsts[1]) - 1) == (0, lengths[0] - 1, lengths[0])
+    for number, (first, length) in enumerate(zip(firsts, lengths, strict=False)):
+        epochs = [step // order.steps_per_epoch for step in range(first, first + length)]
+        assert order.epochs(tf.constant(number, tf.int64))[:length].numpy().tolist() == epochs
 
 
 def test_epochs_and_seeds_differ_and_are_repeated_by_the_same_seed():
@@ -87,18 +91,31 @@ def test_another_batch_size_goes_on_where_an_epoch_ends(examples, sizes, block_s
         new = batches(order, until, first)
         for step, batch in enumerate(new, first):
             assert divmod(len(found), examples) == order.position(step)
-            assert order.examples_before(step) == len(found) == order.examples_before(tf.constant(step, tf.int64))
             at = tf.constant(step, tf.int64)
+            assert order.examples_before(step) == len(found) == order.examples_before(at)
+            # In steps of the first batch size, as many of an epoch's as of its examples.
+            rate_step = len(found) * -(-examples // sizes[0][0]) // examples if first else step
+            assert order.rate_step(step) == rate_step == order.rate_step(at)
+            begins = next(later for later in itertools.count(step) if order.position(later)[1] == 0)
+            assert order.epoch_from(step) == begins == order.epoch_from(at)
             assert order.examples_between(at, at + 1)[0].numpy().tolist() == batch
             assert order.examples_between(at, at + 1)[1] == len(found) // examples
             block, offset, _ = order.block_at(step)
             assert order.epochs(tf.constant(block, tf.int64))[offset] == len(found) // examples
+            if order.remainder or block_steps < order.whole_steps:
+                assert order.block_epoch(block) == len(found) // examples
             assert len(batch) == order.batch_size_at(step)
             found += batch
         assert {*map(len, new)} <= {size, examples % size}
         first, before, origin = until, size, order.origin
     assert len(found) > examples
     assert found == one_by_one[: len(found)]
+
+
+def test_the_rate_goes_on_by_examples_also_where_products_are_large():
+    order = resumed(Order(1 << 30, 4, 1), 1 << 29, 2, Origin())
+    for step in (1 << 29, (1 << 40) + 5):
+        assert order.rate_step(tf.constant(step, tf.int64)) == 2 * step - (1 << 29) == order.rate_step(step)
 
 
 @pytest.mark.parametrize(("step", "epoch"), [(8, 2), (9, 3)], ids=["at an epoch's end", "within one"])
@@ -112,6 +129,20 @@ def test_other_examples_begin_an_epoch(step, epoch):
     assert resumed(Order(55, 10, 4, seed=5), step + 3, 10, order.origin) == order
 
 
+def test_another_rule_of_the_order_goes_on_where_an_epoch_of_the_rule_before_ends():
+    before, order = Order(10, 4, 1, drop_remainder=True), Order(10, 4, 1)
+    order = order.resumed({"resumed": {"step": 4, "batch_size": 4, "origin": Origin()}}, before)
+    assert order.origin == Origin(step=4, epoch=2, rate_step=4, rate_steps=2, rate_examples=8)
+    assert [order.rate_step(step) for step in range(4, 9)] == [4, 5, 6, 6, 7]
+
+
+@pytest.mark.parametrize("saved", [None, {}, {"counts": [48]}, {"resumed": {"step": 0, "batch_size": 6}}])
+def test_a_run_that_begins_or_has_what_it_had_has_its_own_order(saved):
+    order = Order(48, 4, 8)
+    assert order.resumed(saved) == order
+    assert order.origin == Origin(0, 0, 0, 0, 0)
+
+
 @pytest.mark.parametrize(("step", "last"), [(1, 12), (11, 12), (13, 24)])
 def test_within_an_epoch_the_batch_size_stays(step, last):
     line = rf"epoch {last // 12} began with global_batch_size=4, .* up to step {last}, where the epoch ends"
@@ -119,6 +150,29 @@ def test_within_an_epoch_the_batch_size_stays(step, last):
         resumed(Order(48, 6, 8), step, 4, Origin())
     with pytest.raises(UsageError, match="resume with global_batch_size=4 again"):
         resumed(Order(48, 6, 8, has_epochs=False), step, 4, Origin())
+
+
+def test_within_an_epoch_all_that_decides_its_order_stays():
+    position = {"step": 1, "batch_size": 4, "origin": Origin(), "reordered": {"shuffle_window": 3, "bucket_by": None}}
+    with pytest.raises(UsageError, match=r"^epoch 1 began with shuffle_window=3 and without bucket_by, and"):
+        Order(48, 4, 8).resumed({"resumed": position})
+    with pytest.raises(
+        UsageError, match=r"; resume with global_batch_size=4 and with shuffle_window=3 and without bucket"
+    ):
+        Order(48, 6, 8).resumed({"resumed": position})
+
+
+@pytest.mark.parametrize(
+    ("shards", "replicas", "refused"),
+    [
+        *[((25, 25), 2, False), ((25, 20), 2, True), ((25, 21), 2, False), ((25, 21), 4, True), ((25, 22), 4, False)],
+        ((120, 120), 40, True),  # more replicas than examples of a batch
+    ],
+)
+def test_shares_of_files_that_end_before_others_forbid_sums_over_replicas(shards, replicas, refused):
+    reason = PerWorkerOrder(sum(shards), 20, 1, shards=shards).no_exchange_reason(replicas)
+    assert bool(reason) is refused
+    assert f"({shards[0]}, {shards[1]} examples)" in reason or not refused
 
 
 def test_shares_of_files_go_on_in_other_batches_where_an_epoch_ends():

@@ -1,5 +1,7 @@
 """Sources: what is read by indices gives, in each order and by each feed, every example once an epoch."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -60,26 +62,59 @@ def test_an_order_by_chunks_has_each_example_once_an_epoch(examples, chunk_examp
     assert epochs[0] != epochs[1] or examples <= 2
 
 
-def test_a_window_of_an_order_by_chunks_has_whole_chunks_that_were_said_before():
-    order = ChunkedOrder(96, 16, 1, 5, chunk_examples=8, window_chunks=2)  # no smaller chunk: a window is a step
-    for step in range(12):
-        chunks = {*(order.examples(tf.constant(step, tf.int64)).numpy().ravel() // 8).tolist()}
-        assert len(chunks) == 2
-        if step:
-            assert chunks == {*order.chunks_ahead(tf.constant(step - 1, tf.int64))[1].numpy().tolist()}
+@pytest.mark.parametrize(
+    ("sizes", "chunk_examples", "window_chunks"),
+    [
+        *[((96, 16, 1, 5), 8, 2), ((96, 8, 3, 5), 8, 5), ((50, 4, 2, 5), 4, 2), ((50, 4, 2, None), 4, 2)],
+        *[((8, 3, 1, 5), 8, 2), ((24, 4, 20, 5), 4, 2), ((24, 4, 20, 5), 4, 6)],  # the last ones three epochs a block
+    ],
+)
+def test_as_a_block_begins_the_next_windows_chunks_are_said(sizes, chunk_examples, window_chunks):
+    order = ChunkedOrder(*sizes, chunk_examples=chunk_examples, window_chunks=window_chunks)
+    examples, window = sizes[0], chunk_examples * window_chunks
+    one_by_one = dataclasses.replace(order, batch_size=1, block_steps=1)
+    for block, first, _ in blocks_of_epoch(order, 0):
+        after = (first + int(block) * sizes[2]) * sizes[1] // window + 1  # of this epoch, or the next one's first
+        epoch, start = (0, after * window) if after * window < examples else (1, 0)
+        stop = min(start + window, examples)
+        steps = [tf.constant(epoch * examples + offset, tf.int64) for offset in (start, stop)]
+        chunks = {*(one_by_one.examples_between(*steps)[0].numpy() // chunk_examples)}
+        # One more if a smaller one is among them.
+        assert len(chunks) - -(-(stop - start) // chunk_examples) in range(1 + bool(examples % chunk_examples))
+        found = order.chunks_ahead(block)
+        assert found[0] == epoch
+        assert {*found[1].numpy()} <= chunks
+        # A chunk that a smaller one divides may be left out.
+        assert len(found[1]) >= len(chunks) - bool(examples % chunk_examples)
 
 
-def test_each_chunk_is_read_once_a_window():
-    source = Counted(1000, chunk_examples=10)
-    order = plain_order(source, 20, 2, seed=1, shuffle_window=5)
+@pytest.mark.parametrize(
+    ("chunk_examples", "window", "chunks"),
+    [(1, {}, None), (1, {"shuffle_window": 3}, (1024, 3)), (8, {}, (8, 64)), (8, {"shuffle_window": 3}, (8, 3))],
+)
+def test_an_order_is_by_chunks_if_these_are_read_better_or_asked_for(chunk_examples, window, chunks):
+    order = plain_order(Counted(100, chunk_examples), 20, 2, 5, drop_remainder=True, **window)
+    sizes = (100, 20, 2, 5, True)
+    by_chunks = chunks and ChunkedOrder(*sizes, chunk_examples=chunks[0], window_chunks=chunks[1])
+    assert order == (by_chunks or Order(*sizes))
+
+
+@pytest.mark.parametrize(
+    ("examples", "chunk_examples", "batch", "window_chunks", "seed"),
+    [(200, 10, 20, 5, 1), (68, 2, 4, 2, 3), (41, 2, 7, 3, 5)],  # where two windows and a chunk more are too few
+)
+def test_each_chunk_is_read_once_a_window(examples, chunk_examples, batch, window_chunks, seed):
+    source = Counted(examples, chunk_examples)
+    order = plain_order(source, batch, 1, seed, window_chunks)
     reader = Reader(source, order)
-    for block, _, _ in blocks_of_epoch(order, 0):
-        features, labels = reader.read(order.examples(block), block)
-        np.testing.assert_array_equal(features[..., 0], order.examples(block))
-        assert labels.numpy().ravel()[0] == b"%d" % int(features[0, 0, 0])
+    for epoch in range(2):
+        for block, _, _ in blocks_of_epoch(order, epoch):
+            features, labels = reader.read(order.examples(block), block)
+            np.testing.assert_array_equal(features[..., 0], order.examples(block))
+            assert labels.numpy().ravel()[0] == b"%d" % int(features[0, 0, 0])
     # Of the next epoch's first window, too, which is read ahead.
-    assert sorted(int(each[0]) // 10 for each in source.read_at if each[0] < 1000)[:1] == [0]
-    assert len(source.read_at) <= 100 + 5
+    assert len(source.read_at) <= 2 * -(-examples // chunk_examples) + window_chunks
+    assert len({int(each[0]) for each in source.read_at}) == -(-examples // chunk_examples)
 
 
 def test_a_source_is_shuffled_by_examples_unless_it_or_the_run_says_by_chunks():

@@ -67,6 +67,31 @@ def test_both_are_measured_unless_one_is_known_not_to_do(
     assert_same(made.arrays(), before)
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("rates", "chosen"), [([100, 99], False), ([100, 104], False), ([100, 106], True), ([100], False)]
+)
+def test_xla_is_used_where_it_is_clearly_faster(rates, chosen):
+    measured = {jit: (rate, None) for jit, rate in zip((False, True), rates, strict=False)}
+    assert jit_choice.choose(measured) is chosen
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("steps", "short"),
+    [
+        ((50,), True),
+        ((51,), False),
+        ((51, 10.0), False),
+        ((51, 10.4), True),
+        ((1000, 200.0), False),
+        ((None, 1.0), False),
+    ],
+)
+def test_xla_is_measured_where_steps_take_longer_than_that(steps, short):
+    assert jit_choice.is_short(*steps) is short
+
+
 def test_a_request_to_end_the_run_ends_the_measurement_and_restores_the_state(bench):
     made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
     before, asked = made.arrays(), iter([None, "SIGINT"])
