@@ -340,7 +340,7 @@ def _read_shards(prefix: str, key: str, variable, sharding: Sharding) -> None:
                 if all(box.size):
                     value = _read_box(prefix, key, box, sharding.shape, shard.dtype)
                     padding = [[0, n - s] for n, s in zip(sharding.local_shape, box.size, strict=True)]
-                    values[box] = tf.pad(value, padding, constant_values=filling) if np.any(padding) else value
+                    values[box] = tf.pad(value, padding, constant_values=filling)
                 else:  # the whole is so small that this replica has nothing but padding
                     values[box] = tf.fill(sharding.local_shape, filling)
         shard.assign(values[box])

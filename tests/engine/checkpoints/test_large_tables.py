@@ -63,6 +63,19 @@ def test_slices_are_entries_like_any_other(tmp_path, monkeypatch, copied):
         assert_same(values(state), wanted)
 
 
+def test_a_file_has_slices_of_one_device_and_no_more_copies_than_a_slice_may_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(slices, "SLICE_BYTES", 32)
+    copied = [(0, 16), (0, 16), (0, 16), (0, 16), (0, 40), (0, 0), (0, 0), (1, 0), (1, 16)]
+    entries = [
+        slices.SlicedVariable(str(n), [slices.Slice("", f"CPU:{device}", lambda: tf.zeros([4]), num_bytes)])
+        for n, (device, num_bytes) in enumerate(copied)
+    ]
+    prefixes = slices.write(entries, str(tmp_path / "part"))
+    assert prefixes == [str(tmp_path / f"part-{n}") for n in range(5)]
+    keys = ["".join(sorted(tf.train.load_checkpoint(prefix).get_variable_to_shape_map())) for prefix in prefixes]
+    assert keys == ["01", "23", "4", "56", "78"]
+
+
 def memory(name):
     return int(re.search(rf"{name}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) / 1024
 

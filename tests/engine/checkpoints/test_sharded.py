@@ -151,9 +151,10 @@ def test_what_is_saved_is_what_was_there_when_save_was_called(tmp_path, distribu
     state.check()
 
 
-@pytest.mark.parametrize("width", [3, 16])
-def test_writing_shares_the_memory_of_shards(distribution, width):
-    """Nothing of 1 GiB of them is copied."""
+@pytest.mark.parametrize(("width", "slice_bytes", "cut"), [(3, 32 << 20, 1), (16, 32 << 20, 1), (3, 200, 4)])
+def test_writing_shares_the_memory_of_shards(distribution, monkeypatch, width, slice_bytes, cut):
+    """Nothing of 1 GiB of them is copied, also where each is written in slices."""
+    monkeypatch.setattr(slices, "SLICE_BYTES", slice_bytes)
     sharding = Sharding.over(Mesh(distribution(2), 2), (128, width), {0: "model"})
     with distribution(2).scope():
         variable = tf.Variable(tf.zeros(sharding.local_shape))
@@ -165,7 +166,23 @@ def test_writing_shares_the_memory_of_shards(distribution, width):
     ]
     held = [_address(piece.read()) for piece in found.slices]
     assert not found.is_live
-    assert [[at in shard for at in held] for shard in memory] == [[True, False], [False, True]]
+    assert [[at in shard for at in held] for shard in memory] == [
+        [True] * cut + [False] * cut,
+        [False] * cut + [True] * cut,
+    ]
+    assert not any(piece.copied_bytes for piece in found.slices)
+
+
+def test_slices_that_are_copied_say_so(distribution, monkeypatch):
+    """Those that are padded, and those that do not end where a tensor may begin."""
+    monkeypatch.setattr(slices, "SLICE_BYTES", 64)
+    state = State(distribution, 1, 2)
+    found = {
+        each.key.partition("/")[0]: [piece.copied_bytes for piece in each.slices] for each in entries_of(state.tracked)
+    }
+    assert found["narrow"] == [36, 24]
+    assert found["table"] == [0, 48]
+    assert found["kernel"] == [120, 120]
 
 
 def entries_of(state):
