@@ -12,7 +12,7 @@ import tensorflow as tf
 import crankshaft
 from crankshaft import Data, fit, open_run, run
 from crankshaft.engine.hooks.evaluation import Evaluated
-from crankshaft.engine.metrics.by_class import report
+from crankshaft.engine.metrics.by_class import picture, report
 from crankshaft.models.logistic import Model
 from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
 from crankshaft.runner.modes.evaluate import by_class
@@ -172,3 +172,17 @@ def test_a_table_is_of_at_most_twenty_classes_and_says_which_are_lacking():
     assert tabled([[1, 0], [0, 1000000]])[2] == "1          1.000   1.000  1.000  1000000     0  1000000"
     assert [len(tabled(np.eye(count, dtype=int))) for count in (20, 21)] == [21, 0]
     assert by_class(None, Evaluated({})) == ({}, [])
+
+
+def test_a_cell_is_darker_the_larger_its_share_of_its_labels_examples():
+    drawn = picture(np.array([[3, 1], [0, 0]]))
+    assert (drawn.shape, drawn.dtype) == ((400, 400, 3), np.uint8)
+    lines = np.arange(400) % 200 == 0
+    assert (drawn[lines] == 200).all()
+    assert (drawn[:, lines] == 200).all()
+    cells = [[(69, 99, 144), (193, 203, 218)], [(255, 255, 255)] * 2]  # white, and up to (8, 48, 107)
+    for row, column in np.ndindex(2, 2):
+        cell = drawn[200 * row + 1 : 200 * (row + 1), 200 * column + 1 : 200 * (column + 1)]
+        assert (cell == cells[row][column]).all()
+    assert picture(np.eye(2, dtype=np.int64))[1, 1].tolist() == [8, 48, 107]
+    assert picture(np.zeros([150, 150])).shape == (450, 450, 3)
