@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from crankshaft import mean
 from crankshaft.engine.metrics import ranking
-from crankshaft.engine.metrics.means import auc, root_mean_square
-from crankshaft.engine.metrics.pairs import Mean
+from crankshaft.engine.metrics.means import as_losses, auc, root_mean_square
+from crankshaft.engine.metrics.pairs import ExpMean, Mean, Outside, RootMean
 from crankshaft.engine.metrics.sums import LoopSums, Sums, SumSpec, stack, sum_specs
 
 
@@ -256,6 +256,49 @@ def test_root_mean_square_is_the_root_of_the_mean_over_all_batches():
         metrics = {"rmse": root_mean_square(tf.constant(values))}
         sums.add(LoopSums(sum_specs(metrics), stack(metrics, tf.float64)))
     assert sums.means()["rmse"] == pytest.approx(np.sqrt(50 / 3))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [([1.0, 3.0], [5.0], 7.0), ([1.0, 3.0], [], 2.0), ([], [5.0], 5.0), ([], [], np.nan)],
+)
+def test_a_sum_of_means_is_of_those_of_something(first, second, expected):
+    losses = as_losses({"a": mean(tf.constant(first)), "b": mean(tf.constant(second))}, "Trainer.loss")
+    parts = {"loss": expected, "a": np.mean(first) if first else np.nan, "b": np.mean(second) if second else np.nan}
+    sums = Sums()
+    for _ in range(2):
+        sums.add(LoopSums(sum_specs(losses), stack(losses, tf.float64)))
+    np.testing.assert_equal(sums.means(), parts)
+    more = {"loss": losses["loss"].plus(tf.constant(8.0), tf.constant(2.0))}
+    assert values_of(more)["loss"].value() == np.nansum([expected, 4.0])
+    assert float(more["loss"].count) == len(first) + len(second)
+
+
+def test_what_is_added_to_a_mean_is_over_its_own_count_unless_that_is_the_means():
+    pair = mean(tf.constant([1.0, 3.0]))
+    assert values_of({"loss": pair.plus(tf.constant(6.0), pair.count)}) == {"loss": Mean(10.0, 2.0)}
+    both = values_of({"loss": pair.plus(tf.constant(6.0), tf.constant(3.0))})["loss"]
+    assert (both.value(), *map(list, both)) == (4.0, [4.0, 6.0], [2.0, 3.0])
+
+
+def test_the_perplexity_of_large_losses_is_finite_and_of_nothing_none():
+    assert ExpMean(3.0, 2.0).value() == pytest.approx(math.exp(1.5), rel=1e-15)
+    assert ExpMean(1e6, 1.0).value() == pytest.approx(math.exp(709), rel=1e-15)
+    assert [kind(0.0, 0.0).value() for kind in (ExpMean, RootMean, Mean)] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("totals", "batches", "line"),
+    [
+        ((0.0, 0.0), (0, 0), None),
+        ((7.2, 0.0), (1, 0), "a number is 8"),
+        ((0.0, -6.0), (0, 2), "the least number is at most -3"),
+        ((15.0, -5.0), (2, 1), "the largest number is at least 8 and a number is -5"),
+    ],
+)
+def test_numbers_out_of_a_range_are_told_by_the_mean_of_the_batches_farthest(totals, batches, line):
+    cure = line and f"{line}, out of that range; correct the data, or allow for more"
+    assert Outside(np.array(totals), np.array(batches)).mistake() == cure
 
 
 def test_a_window_of_every_kind_survives_json():

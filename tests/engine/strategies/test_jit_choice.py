@@ -180,19 +180,25 @@ def test_larger_steps_are_tried_on_gpus(bench, monkeypatch):
     assert list(measured) == [False, True]
 
 
-def test_what_is_clearly_faster_is_not_timed_again(bench):
+def test_the_better_of_two_counts_and_what_is_clearly_faster_is_not_timed_again(bench):
     made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
-    for seconds, timed in (([1.0, 4.0], 4), ([1.0, 1.5], 8)):
-        jumps, now = iter([*seconds, *seconds]), [0.0, 0]
+    for pieces, rates in (
+        ([1.0, 4.0], [1.0, 0.25]),
+        ([1.0, 1.5, 0.5, 3.0], [2.0, 1 / 1.5]),
+        ([0.01, 0.5, 4.0], [50.0, 0.25]),  # a step is too short to tell: 25 take a quarter of a second at its rate
+        ([0.125, 0.25, 4.0], [8.0, 0.25]),
+    ):
+        jumps, now = iter(pieces), [0.0, 0]
 
         def clock(jumps=jumps, now=now):
-            """The clock is read before and after a piece: each piece takes the next of `seconds`."""
+            """The clock is read before and after a piece: each piece takes the next of `pieces`."""
             now[1] += 1
             now[0] += next(jumps) if now[1] % 2 == 0 else 0.0
             return now[0]
 
-        jit_choice.measure(made.strategy, made.state, clock)
-        assert now[1] == timed
+        measured, _ = jit_choice.measure(made.strategy, made.state, clock)
+        assert [measured[jit][0] for jit in (False, True)] == pytest.approx(rates)
+        assert next(jumps, None) is None
 
 
 @pytest.mark.parametrize(
