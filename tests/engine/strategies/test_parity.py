@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Mean
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.models.cnn import Model as Cnn
 from crankshaft.models.mlp import Model as Mlp
@@ -54,6 +55,30 @@ def test_small_steps_alone_are_unrolled(bench, trainer, options, traces):
     times = _times_traced(trainer)
     made.train(4)
     assert len(times) == traces
+
+
+@pytest.mark.parametrize(
+    ("replicas", "unrolls", "options"),
+    [(1, False, {}), (1, True, {}), (2, False, {}), (2, False, {"feed": FeedOptions(resident_bytes=0)})],
+)
+def test_a_step_gets_its_number_and_the_last_one_that_it_is_due(bench, replicas, unrolls, options):
+    """However calls are cut: a block has 64 steps."""
+    made = bench(Mlp((8,)), stripes(64), 16, replicas, num_classes=4, **options)
+
+    def step(batch, number, due):
+        number, due = tf.cast(number, tf.float32), tf.cast(due, tf.float32)
+        return {"sum": Mean(number, 1.0), "squares": Mean(number**2, 1.0), "due": Mean(due * number, due)}
+
+    program = made.strategy.program(step, made.strategy.training.feed)
+    program.unrolls = unrolls
+    first = 0
+    for limit in (5, 1, 11):
+        sums, steps = made.strategy.run(program, limit).sums.read(), np.arange(first, first + limit)
+        found = {name: np.array(pair) / replicas for name, pair in sums.items()}
+        expected = {"sum": (steps.sum(), limit), "squares": ((steps**2).sum(), limit), "due": (steps[-1], 1)}
+        np.testing.assert_equal({name: tuple(pair) for name, pair in found.items()}, expected)
+        first += limit
+        assert made.state.step == int(made.state.step_variable.numpy()) == first
 
 
 @pytest.mark.parametrize("feed", [None, FeedOptions(resident_bytes=0)], ids=["resident", "streamed"])
