@@ -135,7 +135,7 @@ def test_the_host_is_one_call_ahead_of_the_device_and_no_more():
 
 
 def test_what_was_timed_elsewhere_is_fitted_by_the_same_rule():
-    pace, fixed = Pace(0, target_seconds=1.0), Pace(5, target_seconds=1.0)
+    pace, fixed = Pace(target_seconds=1.0), Pace(5, target_seconds=1.0)
     found = []
     for steps, seconds in [(1, 0.001), (8, 0.8), (10, 100.0)]:
         pace.fit(steps, seconds)
@@ -143,6 +143,34 @@ def test_what_was_timed_elsewhere_is_fitted_by_the_same_rule():
         found.append(pace.steps)
     assert found == [8, 10, 1]  # at most 8 times as many, then as many as take the target
     assert fixed.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "expected"),
+    [(8, 0.05, 16), (4, 0.02, 20), (3, 0.01, 8), (3, 0.1, 8), (3, 0.3, 1), (2, 0.11, 2), (1, 5.0, 8)],
+)
+def test_a_call_of_less_than_half_the_steps_counts_if_several_took_too_long(steps, seconds, expected):
+    """A call of the eight steps that are wanted, or of those up to what is due, is to take 0.1 s."""
+    device = Device(0.0, 0.1 / 8)
+    pace = Pace(0, target_seconds=0.1, clock=device.clock)
+    run(pace, device, 2)
+    assert pace.steps == 8
+    device.slow_down(seconds / steps)
+    pace.add_call(device(0, steps), device.now - seconds)
+    assert pace.steps == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "values", "expected"),
+    [(["seconds", "steps"], [3.0, 2.0], 1.5), (["seconds", "steps"], [3.0, 0.0], None), (["steps"], [2.0], None)],
+)
+def test_a_steps_seconds_are_the_first_workers_if_it_timed_any(names, values, expected):
+    figures = WorkerFigures(names, np.array([values, [9.0] * len(names)]))
+    assert not figures.is_read
+    assert LoopResult(None, 2, 0.0, figures).step_seconds == expected
+    assert figures.is_read
+    assert figures.read() == [dict(zip(names, values, strict=True)), dict.fromkeys(names, 9.0)]
+    assert LoopResult(None, 2, 0.0).step_seconds is None
 
 
 def test_calls_lengthen_until_what_is_beside_their_steps_is_a_tenth_of_these():
