@@ -264,6 +264,113 @@ def test_another_model_is_told_in_one_message_and_nothing_is_changed(tmp_path):
     assert bits(state) == before
 
 
+def of(**variables):
+    return tf.train.Checkpoint(**{name: tf.Variable(value) for name, value in variables.items()})
+
+
+@pytest.fixture
+def with_optimizer(tmp_path):
+    """with_optimizer(**slots): restores a checkpoint of a weight and an optimizer into one with these slots.
+
+    Returns what `objects.restore` does, the state, and which keys are new.
+    """
+    optimizer = tf.train.Checkpoint(count=tf.Variable(5), a=of(m=[1.0], v=[2.0]), b=of(m=[3.0], v=[4.0]), old=of(m=1.0))
+    make(tmp_path, tf.train.Checkpoint(w=tf.Variable([9.0]), optimizer=optimizer)).save(1, {}, wait=True)
+
+    def restore(w=(0.0,), count=0, allow_changed=True, may_differ=("optimizer/",), **slots):
+        here = tf.train.Checkpoint(count=tf.Variable(count), **{name: of(**each) for name, each in slots.items()})
+        state, keys = tf.train.Checkpoint(w=tf.Variable([*w]), optimizer=here), []
+        matching = objects.Matching(
+            may_differ=may_differ,
+            together=("optimizer/a/", "optimizer/b/"),
+            fixed_shape_keys=(objects.checkpoint_key(("optimizer", "count")),),
+            initialize_new=lambda is_new: keys.extend(
+                ".".join(path)
+                for path, node in objects.walk(state)
+                if objects.is_variable(node) and is_new(objects.checkpoint_key(path))
+            ),
+        )
+        return objects.restore(str(tmp_path / "ckpt-1"), state, "WHY", (), matching, allow_changed), state, sorted(keys)
+
+    return restore
+
+
+def test_what_may_differ_is_read_where_all_that_belongs_together_is_there(with_optimizer):
+    (read, differences), state, new = with_optimizer(
+        a={"m": [0.0], "v": [0.0]}, b={"m": [0.0], "s": [0.5]}, c={"m": 0.5}
+    )
+    assert read == ["w", "optimizer.count", "optimizer.a.m", "optimizer.a.v"]
+    assert [v.numpy().tolist() for v in (state.w, state.optimizer.count)] == [[9.0], 5]
+    assert [v.numpy().tolist() for v in (state.optimizer.a.m, state.optimizer.a.v)] == [[1.0], [2.0]]
+    assert [v.numpy().tolist() for v in (state.optimizer.b.m, state.optimizer.b.s)] == [[0.0], [0.5]]
+    assert new == ["optimizer.b.m", "optimizer.b.s", "optimizer.c.m"]
+    assert differences == (
+        "missing in the checkpoint (2): optimizer.b.s [1] float32; optimizer.c.m [] float32; "
+        "only in the checkpoint (2): optimizer.b.v [1] float32; optimizer.old.m [] float32"
+    )
+
+
+def test_what_differs_is_refused_unless_it_may_and_the_model_is_the_same(with_optimizer):
+    same = {"a": {"m": [0.0], "v": [0.0]}, "b": {"m": [0.0], "v": [0.0]}, "old": {"m": 0.0}}
+    (read, differences), _, new = with_optimizer(**same, allow_changed=False)
+    assert (len(read), differences, new) == (7, "", [])
+    refused = (
+        r"ckpt-1 has the variables of this model, and other averages or another optimizer state \(only in the .*1\): "
+    )
+    with pytest.raises(CheckpointError, match=refused):
+        with_optimizer(a=same["a"], b=same["b"], allow_changed=False)
+    reshaped = {**same, "a": {"m": [0.0, 0.0], "v": [0.0]}}
+    (read, differences), state, new = with_optimizer(**reshaped)
+    assert state.optimizer.a.v.numpy().tolist() == [0.0]  # beside a slot that is not read
+    assert new == ["optimizer.a.m", "optimizer.a.v"]
+    for changed, line in (
+        (
+            {**reshaped, "may_differ": ()},
+            "of another shape or type .1.: optimizer.a.m: .2. float32 here, .1. float32 in",
+        ),
+        ({**same, "count": [0, 0]}, r"of another shape or type .1.: optimizer.count: \[2\] int32 here, \[\] int32 in"),
+        ({**same, "w": (0.0, 0.0)}, "of another shape or type .1.: w: "),
+    ):
+        with pytest.raises(CheckpointError, match=f"^WHY: {line}"):
+            with_optimizer(**changed)
+    with pytest.raises(CheckpointError, match=r"^WHY: "):  # counts alone may fit by chance
+        with_optimizer(**same, may_differ=("optimizer/", "w/"))
+
+
+def test_the_counter_that_tensorflows_own_save_adds_is_no_part_of_the_state(tmp_path):
+    model = tf.Module()
+    model.save_counter = tf.Variable(3.0)
+    state = tf.train.Checkpoint(model=model)
+    state.save(tmp_path / "theirs")
+    make(tmp_path / "ours", state).save(1, {}, wait=True)
+    state.model.save_counter.assign(0.0)
+    manifest = make(tmp_path / "ours", state).restore()
+    assert [*manifest.variables] == ["model/save_counter/.ATTRIBUTES/VARIABLE_VALUE"]
+    assert state.model.save_counter.numpy() == 3.0
+    assert state.save_counter.numpy() == 1
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_run_may_get_keras_metrics(tmp_path, saved):
+    def made(has_metric):
+        model = tf.Module()
+        model.weight = tf.Variable(0.0)
+        if has_metric:
+            model.metric = tf.keras.metrics.Mean()
+            model.metric.update_state([2.0, 4.0])
+        return tf.train.Checkpoint(model=model)
+
+    state = made(saved)
+    state.model.weight.assign(7.0)
+    if saved:
+        state.model.metric.update_state(9.0)
+    make(tmp_path, state).save(1, {}, wait=True)
+    state = made(True)
+    make(tmp_path, state).restore()
+    assert state.model.weight.numpy() == 7.0
+    assert state.model.metric.result() == (5.0 if saved else 3.0)
+
+
 def test_another_type_is_another_shape(tmp_path):
     make(tmp_path, tf.train.Checkpoint(v=tf.Variable([1.0]))).save(1, {}, wait=True)
     with pytest.raises(CheckpointError, match=r"v: \[1\] bfloat16 here, \[1\] float32 in the checkpoint"):
