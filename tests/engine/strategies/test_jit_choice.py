@@ -92,6 +92,20 @@ def test_xla_is_measured_where_steps_take_longer_than_that(steps, short):
     assert jit_choice.is_short(*steps) is short
 
 
+def test_a_loop_that_is_no_xla_program_says_why(bench):
+    def why(source, replicas=1, micro_batches=1):
+        strategy = bench(Mlp((8,)), source, 16, replicas, num_classes=4).strategy
+        strategy.parallel_micro_batches = micro_batches
+        return strategy.no_jit_reason
+
+    source = pictures(64)
+    assert why(source) is None
+    assert why(source, replicas=2) == "one XLA program is for one replica, and there are 2"
+    assert why(source, micro_batches=2).startswith("each batch is computed in 2 micro-batches in parallel, a thread")
+    stream = tf.data.Dataset.from_tensor_slices(source)
+    assert why(stream) == "a tf.data.Dataset cannot be read within an XLA program"
+
+
 def test_a_request_to_end_the_run_ends_the_measurement_and_restores_the_state(bench):
     made = bench(Mlp((8,)), pictures(64), 16, num_classes=4)
     before, asked = made.arrays(), iter([None, "SIGINT"])

@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft.engine.internals.tensorflow import timestamp
+from crankshaft.engine.strategies.arrivals import Arrivals
 from crankshaft.engine.strategies.loop_result import LoopResult, WorkerFigures
 from crankshaft.engine.strategies.pace import Pace
 
@@ -207,3 +210,23 @@ def test_calls_that_wait_for_data_become_no_longer_for_it():
     device = Device(0.0, seconds_a_step=0.01)
     run(Pace(0, target_seconds=0.25, clock=device.clock), timed_by_workers(device, input_seconds_a_step=0.04), 6)
     assert device.calls[-2:] == [5, 5]
+
+
+def test_the_wait_for_data_is_counted_by_the_step_and_taken_once():
+    arrivals = Arrivals()
+
+    @tf.function(autograph=False)
+    def step():
+        arrivals.mark({"x": tf.zeros([2])}, timestamp() - 100.0)
+
+    for _ in range(2):
+        step()
+    assert arrivals.count() == 2
+    assert 200.0 <= arrivals.seconds() < 250.0
+    arrivals.add(50.0)
+    take_seconds = tf.function(arrivals.take_seconds, autograph=False)
+    assert 250.0 <= take_seconds() == arrivals.seconds()
+    assert take_seconds() == 0.0
+    arrivals.add(0.5)
+    assert float(take_seconds()) == pytest.approx(0.5)
+    assert arrivals.count() == 2
