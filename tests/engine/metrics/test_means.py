@@ -320,6 +320,14 @@ def test_a_mean_may_be_called_as_a_kind_is_and_keeps_its_name_in_json():
     assert Sums(json.loads(json.dumps(window.host_state()))).values() == found
 
 
+def test_a_keras_metric_has_the_value_that_a_checkpoint_has_until_a_step_adds_to_it():
+    state = json.loads(json.dumps({"curve": ["keras", [1.0, 2.0], [3.0, 3.0], {"value": 0.25}]}))
+    sums = Sums(state)
+    assert sums.means() == {"curve": 0.25}
+    assert sums.host_state() == state
+    assert Sums({"curve": state["curve"][:-1]}).means() == {}  # the metric is no longer known
+
+
 def test_rows_of_means_are_described_in_the_order_of_their_names():
     metrics = {"loss": mean([1.0]), "top:5": mean([0.0]), "accuracy": mean([1.0])}
     assert sum_specs(metrics) == [SumSpec(name, Mean) for name in ("accuracy", "loss", "top:5")]
