@@ -196,7 +196,7 @@ def test_an_optimizer_that_is_made_without_flags_has_the_same_ranges():
         ({"epsilon": float("nan")}, r"optimizer adam: epsilon=nan is not a number from 1.2e-38 to 1e\+30"),
     ):
         with pytest.raises(ValueError, match=says):
-            optimizers.build("adam", **arguments)
+            optimizers.build("adam", 0.1, **arguments)
     with pytest.raises(ValueError, match=r"schedule cosine: decay_steps=0 is not an integer from 1 to 2147483647"):
         schedules.build("cosine", 0.1, 10, decay_steps=0)
 
