@@ -197,6 +197,18 @@ def update(model, x, y):
     return loss
 
 
+@pytest.mark.thorough
+def test_a_step_may_sample_without_a_seed_of_its_own():
+    """By the run's: the same in each run of that seed, and anew in each step."""
+
+    def samples(model, x, y):
+        return {"sample": keras.random.normal([])}
+
+    run, again, third = (fit(other(samples), X, Y, jit="off", seed=seed, **HOW) for seed in (3, 3, 4))
+    assert len({*run.history.history["sample"]}) == HOW["epochs"]
+    assert run.history.history == again.history.history != third.history.history
+
+
 def without_tensors(model, x, y):
     return {"loss": update(model, x, y).numpy()}
 
