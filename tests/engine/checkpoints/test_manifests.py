@@ -1,4 +1,4 @@
-"""What is told of a run's checkpoints by their manifests and names alone, without TensorFlow."""
+"""Manifests, and the names of checkpoint files: what can be read from them without TensorFlow."""
 
 import dataclasses
 import json

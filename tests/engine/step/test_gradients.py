@@ -11,7 +11,7 @@ TWICE = np.float32([[3, 0], [1, 1], [1, -1]])  # row 2 twice: [4, 1]
 
 
 def given(*factors):
-    """A dense gradient, none, rows of which one occurs twice, and one of 16 bits."""
+    """Makes four gradients: dense, None, sparse with a duplicate row, and bfloat16."""
     rows = tf.IndexedSlices(tf.constant(TWICE), tf.constant([2, 0, 2]), tf.constant([5, 2]))
     half = tf.constant([0.25, -3.0], tf.bfloat16)
     return Gradients([tf.constant([3.0, -0.5]), None, rows, half], tuple(map(tf.constant, factors)))

@@ -199,7 +199,7 @@ def update(model, x, y):
 
 @pytest.mark.thorough
 def test_a_step_may_sample_without_a_seed_of_its_own():
-    """By the run's: the same in each run of that seed, and anew in each step."""
+    """Its samples follow from the run's seed and the step's number."""
 
     def samples(model, x, y):
         return {"sample": keras.random.normal([])}
