@@ -33,7 +33,7 @@ _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
 _RECENT_READS = 64  # kept in case one fails to decode; more than are in progress
 _ARRAY = "one array"
-_LIBRARY = sysconfig.get_paths()["stdlib"]
+_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def example_bytes(source: Source) -> int:
