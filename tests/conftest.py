@@ -7,6 +7,7 @@ import gc
 import math
 import os
 import pathlib
+import random
 import sys
 
 import pytest
@@ -94,6 +95,12 @@ def pytest_collection_finish():
 
 # Tracing makes many objects, few of them garbage: to look through them each 700 takes a twentieth of the tests' time.
 gc.set_threshold(5_000, 10, 10)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Keras draws the seed of what is given none by Python's `random`: each run of a test begins with its weights."""
+    random.seed(item.nodeid)
 
 
 @pytest.fixture(scope="module", autouse=True)
