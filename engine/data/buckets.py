@@ -137,8 +137,10 @@ class BucketedOrder(Order):
         origin = self.origin
         if not origin.rate_steps:
             return step
-        # In lowest terms, since the product with a step has to fit an int64 tensor.
         rate = fractions.Fraction(origin.rate_steps * self.num_examples, self.steps_per_epoch * origin.rate_examples)
+        # Its product with a step has to fit an int64 tensor. A fraction of larger numbers, as that of two epochs of
+        # other lengths, is off by less than a step of the rate in a million steps.
+        rate = rate.limit_denominator(1 << 20)
         return origin.rate_step + (step - origin.step) * rate.numerator // rate.denominator
 
     def steps_of_equal_size(self, step: int) -> float:

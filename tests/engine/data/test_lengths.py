@@ -374,6 +374,19 @@ def test_after_another_batch_size_the_rate_goes_on_by_examples(steps):
     assert order.rate_step(tf.constant(100 + steps, tf.int64)) == 50 + steps // 16
 
 
+def test_after_another_batch_size_and_other_data_the_rate_fits_int64():
+    """Epochs whose examples have no common divisor: 10,000,019 in 625,001 steps, before that 9,999,991 in 312,499."""
+    sizes = np.ones([10_000_019, 1], np.int32)
+    begin = Origin(100, 0, 50, 312_499, 9_999_991)
+    order = buckets.BucketedOrder(10_000_019, 16, 1, buckets=PLAIN, lengths=sizes, origin=begin)
+    assert order.steps_per_epoch == 625_002
+    for steps in (0, 1, 2, 3, 999_999, 3_000_000, 1 << 40):
+        expected = 50 + steps * 312_499 * 10_000_019 // (625_002 * 9_999_991)
+        found = order.rate_step(100 + steps)
+        assert abs(found - expected) <= -(-steps >> 20)
+        assert order.rate_step(tf.constant(100 + steps, tf.int64)) == found
+
+
 def test_a_stream_that_is_not_counted_keeps_its_buckets():
     bucketed = lengths.bucketed(user_data.split("train", stream()), PLAIN)
     assert Endless(bucketed, EXAMPLES).buckets is PLAIN
