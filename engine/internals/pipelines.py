@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import batching, from_list
@@ -129,22 +131,36 @@ def batch_and_examples(dataset: tf.data.Dataset) -> tuple[int, int] | None:
     return None if times < 0 or examples < 0 or examples % size else (size, examples * times)
 
 
-def batches_may_differ(dataset: tf.data.Dataset, if_unknown: bool, is_moved: bool = False) -> bool:
-    """Returns whether a batch before a dataset's last may be a smaller one, by its operations.
+def batches_may_differ(dataset: tf.data.Dataset, if_unknown: bool) -> bool:
+    """Returns whether a batch before a dataset's last may be of another size, by its operations.
 
     Args:
       if_unknown: the result where these do not show it, as of a generator.
+    """
+    return len(set(_sizes_before_last(dataset, (-2, -1) if if_unknown else ()))) > 1
+
+
+def _sizes_before_last(dataset: tf.data.Dataset, if_unknown: Sequence[int], is_moved: bool = False) -> Iterator[Any]:
+    """Yields the sizes of batches before the last, 0 for a smaller one; tuples for a zip's.
+
+    Args:
+      if_unknown: what is yielded where operations do not show any.
       is_moved: whether the dataset's last batch may come before the last of what is made of it.
     """
-    if _first_axis(dataset) is not None:
-        return False
-    if isinstance(dataset, _BATCHES):
+    if (size := _first_axis(dataset)) is not None:
+        yield size
+    elif isinstance(dataset, _BATCHES):
         size, examples = batch_and_examples(dataset) or (1, -1)
-        return is_moved and (examples < 0 or examples % size > 0)
-    if not isinstance(dataset, (*_UNCHANGED, *_MAPS, *_MOVING, zip_op._ZipDataset)):
-        return if_unknown
-    is_moved |= isinstance(dataset, _MOVING)
-    return any(batches_may_differ(input_, if_unknown, is_moved) for input_ in dataset._inputs())
+        yield size
+        if is_moved and (examples < 0 or examples % size):
+            yield 0
+    elif isinstance(dataset, zip_op._ZipDataset):
+        yield from itertools.product(*(_sizes_before_last(each, if_unknown, is_moved) for each in dataset._inputs()))
+    elif isinstance(dataset, (*_UNCHANGED, *_MAPS, *_MOVING)):
+        for each in dataset._inputs():
+            yield from _sizes_before_last(each, if_unknown, is_moved or isinstance(dataset, _MOVING))
+    else:
+        yield from if_unknown
 
 
 def ends(dataset: tf.data.Dataset) -> bool:

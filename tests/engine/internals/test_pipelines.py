@@ -95,7 +95,7 @@ def test_elements_are_batches_where_the_last_operation_that_tells_makes_them(nam
     assert pipelines.is_batched(make()) is expected
 
 
-def test_a_smaller_batch_may_come_before_others_where_batches_that_are_not_whole_are_moved():
+def test_batches_may_differ_where_those_that_are_not_whole_are_moved_and_where_others_follow():
     for made, expected in (
         (SLICES(X).batch(16), False),
         (SLICES(X).shuffle(3).repeat().batch(16).map(lambda x: 2 * x).filter(lambda x: True).take(3), False),
@@ -106,6 +106,9 @@ def test_a_smaller_batch_may_come_before_others_where_batches_that_are_not_whole
         (SLICES(X).batch(16).concatenate(SLICES(X).batch(16)).prefetch(2), True),
         (tf.data.Dataset.zip(SLICES(X).batch(16), SLICES(Y).batch(16)), False),
         (tf.data.Dataset.zip(SLICES(X).batch(16), SLICES(Y).batch(16)).repeat(), True),
+        (SLICES(X).batch(8).concatenate(SLICES(X).batch(4)), True),  # each whole
+        (SLICES(X).batch(8, drop_remainder=True).concatenate(SLICES(X).batch(4)), True),
+        (tf.data.Dataset.zip(SLICES(X).batch(8), SLICES(Y).batch(4)).repeat(), False),
     ):
         for if_unknown in (False, True):
             assert pipelines.batches_may_differ(made, if_unknown) is expected

@@ -388,12 +388,12 @@ def generated():
     ("data", "steps"),
     [
         (lambda: in_batches(8).map(lambda x, y: (x, y, tf.abs(y))).repeat(), 4),  # 8, 8, 4, 8, ...
-        (lambda: in_batches(7).concatenate(in_batches(3)).map(lambda x, y: (x * 2, y)), None),
+        (lambda: in_batches(10).concatenate(in_batches(4)).map(lambda x, y: (x * 2, y)), None),
         (generated, 2),
     ],
     ids=["repeated", "joined", "generator"],
 )
-def test_each_batch_of_a_dataset_is_a_step_where_a_smaller_one_comes_before_others(data, steps, tmp_path):
+def test_each_batch_of_a_dataset_is_a_step_where_one_of_another_size_comes_before_others(data, steps, tmp_path):
     how = {"steps_per_epoch": steps, "verbose": 0}
     theirs = line()
     expected = history(theirs.fit(data(), epochs=4, **how))
