@@ -44,9 +44,13 @@ def sources(config: Config, data: Callable | Sequence | None) -> list[Source]:
       SourceError: they can't be loaded; as the coordinator explains its own mistakes.
     """
     try:
-        if not config.input and data is None:
+        if config.input:
+            loaded = load(config)
+        elif data is not None:
+            loaded = data_from(data)
+        else:
             raise UsageError("it was started without data; give all tasks the same command line")
-        entered, _ = enter(config, load(config) if config.input or data is None else data_from(data))
+        entered, _ = enter(config, loaded)
         return [split for split in entered.splits.values() if split.by_index and split.as_arrays() is None]
     except Exception as error:  # the border of the worker's own work
         code, line = explanations.explain(error)

@@ -25,7 +25,7 @@ from crankshaft import RunError, Trainer, UsageError, load_model, mean, run, ste
 from crankshaft.engine.hooks import every_epoch, every_steps
 from crankshaft.engine.record.events import read
 from tests.engine.trainers import Columns
-from tests.parts.tensorboard.boards import scalars
+from tests.parts.tensorboard.boards import raw_events, scalars
 
 pytestmark = pytest.mark.thorough
 
@@ -212,12 +212,14 @@ def test_what_is_no_trainers_class_is_named(given, line, tmp_path, capsys):
 
 
 def test_many_runs_of_one_process_bring_no_warning_of_retracing(tmp_path, caplog):
-    """TensorFlow warns at the fifth trace of a function of the same code."""
+    """TensorFlow warns at the fifth trace of a function of the same code. Histograms are of gradients, too."""
     writes = {"histogram_every_steps": 1, "checkpoint_every_steps": 1, "check_sync_every_steps": 1}
     two = {"strategy": "mirrored", "num_virtual_devices": 2, "sync_every_steps": 1}
     for number in range(5):
         run(Plane, data=data, train_steps=2, run_dir=tmp_path / str(number), **QUIET, **writes, **two)
     assert "retracing" not in caplog.text
+    events = raw_events(tmp_path / "4" / "tensorboard" / "train")
+    assert {"weights", "gradients"} < {value.tag.split("/")[0] for event in events for value in event.summary.value}
 
 
 def test_steps_that_run_eagerly_have_values_to_print_and_train_the_same():

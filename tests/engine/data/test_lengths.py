@@ -6,6 +6,7 @@ Example i has the id i + 1, in each of its values, and a length of its own.
 import collections
 import contextlib
 import functools
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -374,6 +375,18 @@ def test_after_another_batch_size_the_rate_goes_on_by_examples(steps):
     assert order.rate_step(tf.constant(100 + steps, tf.int64)) == 50 + steps // 16
 
 
+def test_batches_after_another_batch_size_are_those_of_a_run_that_always_had_this_one():
+    sizes, begin = LENGTHS[:, np.newaxis], Origin(7, 2, 3, 10, EXAMPLES)
+    always, resumed = (
+        buckets.BucketedOrder(EXAMPLES, BATCH, 1, 3, buckets=PLAIN, lengths=sizes, origin=origin)
+        for origin in (Origin(), begin)
+    )
+    for step in range(2 * always.steps_per_epoch):
+        then = 2 * always.steps_per_epoch + step
+        assert resumed.position(7 + step) == always.position(then)
+        assert resumed.examples_before(7 + step) == always.examples_before(then)
+
+
 def test_after_another_batch_size_and_other_data_the_rate_fits_int64():
     """Epochs whose examples have no common divisor: 10,000,019 in 625,001 steps, before that 9,999,991 in 312,499."""
     sizes = np.ones([10_000_019, 1], np.int32)
@@ -390,6 +403,17 @@ def test_after_another_batch_size_and_other_data_the_rate_fits_int64():
 def test_a_stream_that_is_not_counted_keeps_its_buckets():
     bucketed = lengths.bucketed(user_data.split("train", stream()), PLAIN)
     assert Endless(bucketed, EXAMPLES).buckets is PLAIN
+
+
+def test_values_keep_the_nest_that_has_them():
+    class Words(NamedTuple):
+        ids: Any
+        of: Any
+
+    given = Words({"b": form.Padded(1, 2), "a": 3}, (4, form.Unmeasured(5, 6)))
+    found = form.values(given)
+    assert found == Words({"b": 1, "a": 3}, (4, 5))
+    assert type(found) is Words
 
 
 def test_ragged_rows_and_ragged_batches_are_examples_of_any_length():

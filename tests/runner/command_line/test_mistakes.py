@@ -294,6 +294,8 @@ def test_help_names_every_flag_once_by_group_and_every_model_and_input(crank_eac
     assert shown == [name for names in GROUPS.values() for name in names]
     assert len(shown) == len(set(shown))
     assert {"  --mesh=data:D,model:M", "  --seed=..."} <= {*lines}
+    assert f"{FLAG_INFO['global_batch_size'].help} [64] --" in " ".join(helped.out.split())
+    assert f"{FLAG_INFO['run_dir'].help} --" in " ".join(helped.out.split())  # which has no default
     assert [line[:-1] for line in lines if line in {f"{title}:" for title in GROUPS}] == list(GROUPS)
     assert all(", ".join(names) in " ".join(helped.out.split()) for names in registry.NAMES.values())
     lines = short.ok().out.splitlines()

@@ -9,6 +9,7 @@ import textwrap
 import numpy as np
 import pytest
 import tensorflow as tf
+from filelock import lock_descriptor
 
 from crankshaft.input import array_record, images, tfrecord
 from crankshaft.input.checks import InputError
@@ -181,6 +182,16 @@ def test_folder_with_something_else_is_refused(prepared, own_input, tmp_path):
     code, _, error = prepared(f"--input={own_input}", f"--output_dir={other}")
     assert (code, [path.name for path in other.iterdir()]) == (2, ["thesis.txt"])
     assert "has other files in it (thesis.txt)" in error
+
+
+def test_a_folder_that_another_process_writes_is_refused(prepared, own_input, tmp_path):
+    call = (f"--input={own_input}", f"--output_dir={tmp_path / 'out'}")
+    prepared(*call)
+    with (tmp_path / "out" / "prepare.json").open("r+") as plan:
+        assert lock_descriptor(plan.fileno(), blocking=False)
+        code, _, error = prepared(*call)
+    assert (code, error.partition("out ")[2]) == (2, "is written by another process; wait for it")
+    assert prepared(*call)[0] == 0
 
 
 @pytest.mark.holds("`crankshaft prepare` removes only")
