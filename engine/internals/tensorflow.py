@@ -186,8 +186,40 @@ def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute
     return _replica_context(is_only=False, all_reduce=refuse, all_gather=refuse)
 
 
+def weighing_losses(weight: tf.Tensor) -> contextlib.AbstractContextManager:
+    """Makes sums and gathers within pass on gradients of losses whose sum over replicas has these weights.
+
+    Through an exchange a replica's gradient is of all replicas' losses. It comes out divided by the replica's own
+    weight, by which all of the replica's gradients are multiplied later. Within the two above replicas do not meet.
+
+    Args:
+      weight: scalar float32; 0 of a replica whose loss does not count.
+    """
+    replica = tf.distribute.get_replica_context()
+    context = type(replica)
+    if hasattr(context, "unextended") or replica.num_replicas_in_sync == 1:
+        return contextlib.nullcontext()
+
+    def scale(factor: tf.Tensor, value: Any) -> Any:
+        def identity(x: tf.Tensor) -> tuple:
+            return tf.identity(x), lambda upstream: upstream * tf.cast(factor, upstream.dtype)
+
+        return tf.nest.map_structure(tf.custom_gradient(identity), value, expand_composites=True)
+
+    own = functools.partial(scale, tf.math.divide_no_nan(1.0, weight))
+    return _replica_context(
+        is_only=False,
+        all_reduce=lambda self, reduce_op, value, options=None: scale(
+            weight, context.all_reduce(self, reduce_op, own(value), options)
+        ),
+        all_gather=lambda self, value, axis, options=None: scale(
+            weight, context.all_gather(self, own(value), axis, options)
+        ),
+    )
+
+
 def all_replicas_context() -> contextlib.AbstractContextManager[tf.distribute.ReplicaContext]:
-    """Reverts the two above within them; yields this replica's context."""
+    """Reverts the three above within them; yields this replica's context."""
     return _replica_context()
 
 

@@ -23,7 +23,7 @@ from ...engine.data import form
 from ...engine.errors import UsageError, reason
 from ...engine.internals import graphs, keras, keras_calls, keras_scopes
 from ...engine.internals.patches import undivided_losses
-from ...engine.internals.tensorflow import variables_outside_function
+from ...engine.internals.tensorflow import variables_outside_function, weighing_losses
 from ...engine.internals.variables import tf_variable
 from ...engine.metrics.means import weighed_by
 from ...engine.metrics.pairs import KerasSums, Mean, Pair
@@ -220,7 +220,9 @@ class OwnSteps:
     def train(self, batch) -> dict[str, Pair]:
         """Runs `train_step` on this replica's local batch. Replica code."""
         step = _step(batch)
-        pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
+        # What it computes of other replicas' examples, such as their moments, is part of their losses, too.
+        with weighing_losses(step.examples):
+            pairs = self._pairs("train_step", batch, step, functools.partial(self._update, step))
         if not step.ended:
             return pairs
         # Of several updates in a step one norm is shown, as of all their gradients together.

@@ -10,7 +10,7 @@ import pytest
 
 from tests.waiting import PATIENCE
 
-SCRIPT = pathlib.Path(__file__).parents[1] / "mapped_run.py"
+SCRIPT = pathlib.Path(__file__).with_name("mapped_run.py")
 MIB = 512
 
 

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 import crankshaft
 from crankshaft.engine import logging
+from crankshaft.engine.data.streamed import DatasetStream
 from crankshaft.engine.errors import CrankshaftError
 from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.internals.keras_calls import Trainable
@@ -415,6 +416,13 @@ def test_replicas_take_their_rows_of_batches_of_any_sizes(data):
     run = crankshaft.fit(line, data, **how, **TWO)
     check_alike(run.model, theirs, 1e-5)
     np.testing.assert_allclose(history(run)["loss"], expected["loss"], rtol=1e-5)
+
+
+def test_a_stream_has_keras_s_batch_size_whatever_the_steps():
+    stream = DatasetStream(tf.data.Dataset.from_tensor_slices((X, Y)))
+    for steps in (None, 4):
+        run = crankshaft.fit(line(), stream, steps_per_epoch=steps, verbose=0, jit="off")
+        assert run.config.global_batch_size == 32
 
 
 def test_a_batch_that_replicas_cannot_divide_is_one_line():

@@ -76,17 +76,53 @@ def assert_same_metrics(name, ours, theirs, tolerance):
         np.testing.assert_allclose(ours[key], theirs[key], rtol=tolerance, atol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("name", some_of(ON_SEVERAL, "gan"))
+@pytest.mark.parametrize("name", [*some_of(ON_SEVERAL, "gan"), pytest.param("one", marks=pytest.mark.thorough)])
 def test_replicas_compute_what_kerass_fit_computes(name):
-    """Sums of float32 in another order; Adam divides by roots of small sums."""
+    """Sums of float32 in another order; Adam divides by roots of small sums.
+
+    The last batch has five examples, of which one replica has one and the others two, or it has one alone.
+    """
+    name, examples = ("guide", 37) if name == "one" else (name, 41)
     make, data, _ = CASES[name]
-    data = tuple(part[:37] for part in data)  # the last batch has one example
+    data = tuple(part[:examples] for part in data)
     how = {"validation_data": tuple(part[:17] for part in data)} if name in ("guide", "distiller") else {}
     theirs, expected, _ = trained(keras.Model.fit, make, data, **how)
     run = fit(make, *data, strategy="mirrored", seed=1, num_virtual_devices=3, **HOW, **how)
     for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
         np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-5)
     assert_same_metrics(name, run.history.history, expected, 2e-5)
+
+
+class AmongAll(keras.Sequential):
+    """Moves each output towards its label and away from those of the whole batch."""
+
+    def train_step(self, data):
+        x, y = data
+        replica = tf.distribute.get_replica_context()
+        with tf.GradientTape() as tape:
+            outputs = self(x, training=True)
+            others = replica.all_gather(outputs, axis=0)
+            examples = tf.cast(replica.all_reduce("sum", tf.shape(x)[0]), tf.float32)
+            total, _ = replica.all_reduce("sum", [tf.reduce_sum(outputs, 0), tf.ones([])])
+            distances = tf.reduce_sum(tf.square(outputs[:, tf.newaxis] - others), [1, 2]) / examples
+            loss = tf.reduce_mean(tf.square(outputs - y)) - tf.reduce_mean(tf.tanh(distances)) + tf.norm(total) / 100
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.thorough
+def test_a_step_may_sum_and_gather_across_replicas():
+    """The last batch has five examples, two on each of two replicas and one on the third."""
+
+    def made():
+        model = AmongAll([keras.Input([6]), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)])
+        model.compile(keras.optimizers.SGD(0.05))
+        return model
+
+    theirs, _, _ = trained(keras.Model.fit, made, (X[:17], Y[:17]))
+    run = fit(made, X[:17], Y[:17], strategy="mirrored", seed=1, num_virtual_devices=3, **HOW)
+    for ours, other in zip(run.model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(ours, other, rtol=2e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", some_of(CASES, "gan"))
