@@ -1,6 +1,8 @@
 """Sources: what is read by indices gives, in each order and by each feed, every example once an epoch."""
 
 import dataclasses
+import errno
+import os
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import tensorflow as tf
 
 from crankshaft.engine.data.order import ChunkedOrder, Order, plain_order
 from crankshaft.engine.data.reader import Reader, in_memory, raising_source_error
-from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords
+from crankshaft.engine.data.source import Source, SourceSlice, Spec, WithoutBadRecords, is_transient
 from crankshaft.engine.errors import BadRecordError, SourceError
 
 
@@ -184,3 +186,16 @@ def test_what_a_source_raises_is_raised_as_it_is():
     reader = Reader(source, order)
     with pytest.raises(BadRecordError, match=r"^example 3 is bad$"), raising_source_error(reader):
         reader.read(order.examples(tf.constant(0, tf.int64)), tf.constant(0, tf.int64))
+
+
+def test_an_error_of_a_disk_or_network_may_be_temporary_by_its_number_or_else_by_its_text():
+    text = f"read failed: {os.strerror(errno.ETIMEDOUT)}"
+    for error in (
+        OSError(errno.ESTALE, "x"),
+        OSError(text),
+        RuntimeError(text),
+        ValueError("Could not resolve host: a"),
+    ):
+        assert is_transient(error)
+    for error in (OSError(errno.ENOENT, text), OSError("x"), RuntimeError("x")):
+        assert not is_transient(error)
