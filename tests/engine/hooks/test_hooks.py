@@ -470,16 +470,3 @@ def test_check_numerics_finds_the_first_op_of_a_training_step(mlp, check_numeric
 def test_sums_are_read_once_however_many_hooks_keep_them():
     sums = LoopSums([SumSpec("loss", Mean)], tf.constant([[6.0, 3.0]], tf.float64))
     assert sums.read() is sums.read()
-
-
-def test_the_time_left_is_of_steps_by_their_rate_and_of_hooks_by_their_periods():
-    """A second a step; a hook that takes 3 s at step 4, as it compiles, and 1 s at step 8."""
-    left = loop._TimeLeft(10, 0)
-    assert left.seconds(5.0, 2) is None  # the first call says nothing of the rate
-    assert left.seconds(7.0, 4) == 6.0
-    left.add(1, 4, 3.0)
-    assert left.seconds(10.0, 4) == 6.0 + 6 * 3.0 / 4
-    left.add(1, 8, 1.0)
-    assert left.seconds(15.0, 8) == 2.0 + 2 * 1.0 / 4
-    assert loop._TimeLeft(10, 8).seconds(5.0, 10) == 0.0
-    assert loop._TimeLeft(None, 8).seconds(5.0, 10) is None

@@ -67,7 +67,8 @@ def test_rows_that_nobody_looked_up_stay_as_they_are(bench, replicas, rule):
     source = ids, np.sin(ids[:, 0]).astype(np.float32)
     options = {"batch_size": 8, "optimizer": rule, "learning_rate": 0.1, "clip_norm": 0.5}
     one, mesh = bench(OfIds(), source, **options), bench(OfIds(), source, replicas=replicas, model=2, **options)
-    np.testing.assert_allclose(mesh.curve(20), one.curve(20), rtol=1e-5)  # the rate is large, and so are losses' steps
+    # The rate is large, and so are losses' steps: from 0.5 to 0.002, with the rounding of the larger ones.
+    np.testing.assert_allclose(mesh.curve(20), one.curve(20), rtol=1e-5, atol=1e-7)
     (expected,), held = (run.copies(run.trainer.model.layers[0].embeddings) for run in (one, mesh))
     for table in held:
         np.testing.assert_array_equal(table, held[0])
