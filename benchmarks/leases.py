@@ -39,6 +39,8 @@ WAIT = "benchmarks/wait"
 class StandIn:
     """A loop whose leases are answered at once, or after `step_seconds` for each step."""
 
+    first_batch = 0
+
     def __init__(self, step_seconds: float):
         self._step_seconds = step_seconds
         self.function = self._answer.get_concrete_function()
