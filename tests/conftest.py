@@ -99,7 +99,7 @@ gc.set_threshold(5_000, 10, 10)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Keras draws the seed of what is given none by Python's `random`: each run of a test begins with its weights."""
+    """Seeds Python's `random`, from which Keras draws missing seeds: a test's weights are the same in each run."""
     random.seed(item.nodeid)
 
 

@@ -187,10 +187,10 @@ def forbid_exchange(why: str) -> contextlib.AbstractContextManager[tf.distribute
 
 
 def weighing_losses(weight: tf.Tensor) -> contextlib.AbstractContextManager:
-    """Makes sums and gathers within pass on gradients of losses whose sum over replicas has these weights.
+    """Makes gradients through sums and gathers within those of the weighted sum of all replicas' losses.
 
-    Through an exchange a replica's gradient is of all replicas' losses. It comes out divided by the replica's own
-    weight, by which all of the replica's gradients are multiplied later. Within the two above replicas do not meet.
+    They come out divided by the replica's own weight, since all its gradients are multiplied by that later. Within the
+    two above replicas do not meet, and nothing changes.
 
     Args:
       weight: scalar float32; 0 of a replica whose loss does not count.

@@ -80,7 +80,7 @@ def assert_same_metrics(name, ours, theirs, tolerance):
 def test_replicas_compute_what_kerass_fit_computes(name):
     """Sums of float32 in another order; Adam divides by roots of small sums.
 
-    The last batch has five examples, of which one replica has one and the others two, or it has one alone.
+    The last batch has five examples, which three replicas share as two, two and one; or a single one.
     """
     name, examples = ("guide", 37) if name == "one" else (name, 41)
     make, data, _ = CASES[name]
