@@ -11,7 +11,9 @@ The last prints a line for each case that differs, and ends with 1 if there is o
 bits depend on the CPU, TensorFlow and the number of threads, so all are pinned to the same two cores. Variables are
 read from each run's last checkpoint, by their names in it: one that is renamed counts as different, since runs begun
 before could not be resumed. Only commands and flags of `crankshaft` are used, so that any two commits can be compared.
-`--only=REGEX` takes some of the cases, `--list` names them with their commands.
+`--only=REGEX` takes some of the cases, `--list` names them with their commands. `--digests` makes one step of each,
+and compares the digests of the traced steps (`engine.checks.digests`) instead of bits: in seconds, of what has no
+names, on any machine.
 
 `--begun-by=COMMIT` (`make upgrades`) shows what an upgrade does to runs: each case is begun by that commit, stopped in
 mid-epoch, and continued by this checkout. It ends with the bits of the commit's own run, without a stop or, if these
@@ -84,6 +86,9 @@ FORMS = str(ROOT / "benchmarks" / "forms.py")
 ON_FORMS = {
     "source": ("one_device", "shuffled_in_windows", "mirrored", "workers", "server"),
     "stream": ("one_device", "mirrored", "workers", "server"),
+    # Each change of a number adds a case: 1.0.0 does not round these weights twice, and weighs this step's gradients.
+    "class_weight": ("one_device",),
+    "own_step": ("mirrored",),
 }
 
 
@@ -160,8 +165,16 @@ def evaluated(run_dir: Path) -> dict[str, str]:
     return {f"result/{name}": repr(value) for name, value in sorted((result.get("eval") or {}).items())}
 
 
-def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
+def step_digests(run_dir: Path) -> dict[str, str]:
+    """The digests of the training steps that the run has traced."""
+    (path,) = (run_dir / "checkpoints").glob("*.manifest.json")
+    steps = json.loads(path.read_text(encoding="utf-8"))["host_state"]["state"]["steps"]["digests"]
+    return {f"step/{number}": digest for number, digest in enumerate(steps)}
+
+
+def run_cases(checkout: Path, wanted: list[Case], by_digests: bool) -> dict[str, dict]:
     """Each case by name: its command and its variables, or its error. One after the other."""
+    one_step = ["--train_steps=1", "--mode=train"] if by_digests else []
     results = {}
     with tempfile.TemporaryDirectory(prefix="crankshaft-bits-") as folder:
         package = Path(folder, "package")
@@ -169,9 +182,9 @@ def run_cases(checkout: Path, wanted: list[Case]) -> dict[str, dict]:
         (package / "crankshaft").symlink_to(checkout)  # a package is found by its folder's name
         for case in wanted:
             run_dir = Path(folder, case.name)
-            error = train(case, package, run_dir)
+            error = train(case, package, run_dir, *one_step)
             if error is None:
-                variables = digests(run_dir) | evaluated(run_dir)
+                variables = step_digests(run_dir) if by_digests else digests(run_dir) | evaluated(run_dir)
                 whole = hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()
                 print(f"{case.name:<28} {whole[:16]}  {len(variables)} values", flush=True)
                 results[case.name] = {"command": case.command, "values": variables}
@@ -287,6 +300,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the JSON file that is written")
     parser.add_argument("--only", default="", metavar="REGEX", help="cases whose name has it")
     parser.add_argument("--list", action="store_true", help="name the cases, and do not run them")
+    parser.add_argument("--digests", action="store_true", help="compare traced steps, not bits")
     parser.add_argument("--begun-by", metavar="COMMIT", help="continue runs that this commit began")
     parser.add_argument("--compare", nargs=2, metavar=("BEFORE", "AFTER"), help="two such files")
     args = parser.parse_args()
@@ -303,7 +317,7 @@ def main() -> int:
     commit, cores = commit_of(checkout), pin()
     if args.begun_by:
         return upgrades(args.begun_by, wanted)
-    results = run_cases(checkout, wanted)
+    results = run_cases(checkout, wanted, args.digests)
     if args.out:
         import tensorflow as tf
 

@@ -6,11 +6,12 @@ import contextlib
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from . import logging
 from .checkpoints import Manifest, Matching, objects
 from .checkpoints.manifest import check_extra
 from .data.feeds.position import Position
@@ -19,16 +20,41 @@ from .internals import keras_calls, keras_optimizers
 from .internals.tensorflow import TrackableNode, is_saved_model
 from .internals.variables import is_shard, state_key, table_identity, tf_variable, variable_path
 from .inventory import Freezing
+from .machine import environment
 from .optimizers import KerasOptimizer, Optimizer
 from .reduction import per_replica
 from .trainer import Trainer
 
-# The version of the rules that decide a run's bits: the order of examples, random samples, updates. A change that
-# alters bits takes the next number, so that no run continues unnoticed with other bits than it began with. A run whose
-# bits the last changes left as they were keeps the number before (`TrainState.rules`).
-# 10: seed generators of one seed sample alike; 11: a `call` without `training` computes as in inference; 12: float16's
-# backward pass has one range on any number of replicas and in micro-batches.
-RULES = 12
+
+class Rule(NamedTuple):
+    """A rule that decides a run's bits: orders of examples, random samples, updates.
+
+    Attributes:
+      since: the version that has made it what it is.
+      applies: whether the numbers of a trainer's run depend on it.
+    """
+
+    since: str
+    applies: Callable[[Trainer], bool]
+
+
+# A change that alters bits adds a rule, or renames one, so that no run continues unnoticed with other bits than it
+# began with. New ones come last: runs of 0.1.0 have kept their number.
+RULES = {
+    "examples, samples and updates": Rule("0.1.0", lambda trainer: True),
+    "layers of one seed sample alike": Rule("0.1.0", lambda trainer: trainer.inventory.repeats_seeds),
+    "a call without training computes as in inference": Rule(
+        "0.1.0", lambda trainer: not all(map(keras_calls.takes_training, trainer.inventory.models))
+    ),
+    "float16 has one range on any number of replicas": Rule(
+        "1.0.0", lambda trainer: trainer.inventory.loss_scale is not None
+    ),
+    "a model's own step weighs gradients through sums over replicas by their examples": Rule(
+        "1.0.0", lambda trainer: trainer.run_context.has_unequal_shares and trainer.exchanges_in_own_step
+    ),
+    "weights of classes are not rounded twice": Rule("1.0.0", lambda trainer: trainer.run_context.rounds_class_weights),
+}
+_FIRST_NUMBER = 9
 
 
 class HookState(TrackableNode):
@@ -74,6 +100,8 @@ class TrainState:
         self.is_resumed = self.is_saved = False
         self.extra: dict[str, Any] = {}
         self.named_idle: set[int] = set()
+        self._steps: set[str] = set()  # digests of this process's
+        self._steps_before: dict[str, Any] = {}  # of the attempt that is resumed, with its versions
 
     def build(self, step_variable: tf.Variable | None = None) -> None:
         """Makes the step counter. Call it in the strategy's scope.
@@ -113,6 +141,11 @@ class TrainState:
             if isinstance(variable, tf.Variable):
                 variables[id(variable)] = variable
         return list(variables.values())
+
+    def variable_specs(self) -> list[str]:
+        """Returns the key of each variable in checkpoints, with its dtype and shape, sorted."""
+        names = self._names()
+        return sorted(f"{names[id(v)]} {v.dtype.name} {v.shape}" for v in self.variables())
 
     def loaded_variables(self) -> list[tf.Variable]:
         """Returns the variables of SavedModels in attributes."""
@@ -231,14 +264,34 @@ class TrainState:
                     optimizer.reset_rows(shard, rows)
 
     @property
-    def rules(self) -> int:
-        """The version of the rules that decide this run's bits, see `RULES`."""
-        inventory = self.trainer.inventory
-        if inventory.loss_scale is not None:
-            return RULES
-        if any(not keras_calls.takes_training(model) for model in inventory.models):
-            return RULES - 1
-        return RULES - 2 if inventory.repeats_seeds else RULES - 3
+    def rules(self) -> list[str]:
+        """The names of the rules that decide this run's bits, see `RULES`."""
+        return [name for name, rule in RULES.items() if rule.applies(self.trainer)]
+
+    def changed_rules(self, values: dict) -> dict[str, str]:
+        """Returns the rules by which a run goes on with other bits than it began with, and the versions that made them.
+
+        Args:
+          values: the `host_state` of the run when it was saved.
+        """
+        saved = values.get("rules", _FIRST_NUMBER - 1)
+        if isinstance(saved, int):
+            saved = [*RULES][: saved - _FIRST_NUMBER + 1]
+        changed = {name: RULES[name].since for name in self.rules if name not in saved}
+        return {**changed, **{name: "a later version" for name in saved if name not in RULES}}
+
+    def note_step(self, digest: str) -> None:
+        """Notes the digest of a traced training step; logs if another build's differs, which trained the run before."""
+        now, before, self._steps_before = environment.versions(), self._steps_before, {}
+        if before.get("versions") == now:
+            self._steps.update(before["digests"])
+        elif before and digest not in before["digests"]:
+            others = ", ".join(f"{name} {value}" for name, value in before["versions"].items() if value != now[name])
+            logging.warning(
+                "the step computes otherwise than in the attempt before, of %s: the run's numbers may differ",
+                others,
+            )
+        self._steps.add(digest)
 
     def host_state(self) -> dict:
         """Returns the plain JSON part of the state."""
@@ -248,6 +301,8 @@ class TrainState:
         inventory = self.trainer.inventory
         flags = [] if inventory.trainable_flags == inventory.built_flags else inventory.trainable_flags
         content = {"settings": settings, "extra": self.extra, "trainable": flags}
+        if self._steps:
+            content["steps"] = {"versions": environment.versions(), "digests": sorted(self._steps)}
         kept = {name: values for name, values in content.items() if values}
         return {"jit": self.jit, "by_rows": self.by_rows, "rules": self.rules, **kept}
 
@@ -255,6 +310,7 @@ class TrainState:
         """Restores the plain JSON part, and the step from its variable."""
         self.step, self.is_whole = int(self.step_variable.numpy()), True
         self.jit, self.by_rows = values.get("jit"), values.get("by_rows", True)
+        self._steps_before = values.get("steps", {})
         if not isinstance(extra := values.get("extra", {}), dict):
             raise UsageError(f"extra is of type {type(extra).__name__}, not a dictionary")
         self.extra = extra

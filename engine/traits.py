@@ -21,6 +21,7 @@ class Traits:
       is_built: whether the model exists before the run, which trains it, or a copy of it.
       default_policy: the policy by which the program makes layers; None takes the run's.
       wants_jit: whether the model asks for steps that XLA compiles.
+      exchanges_in_own_step: whether a training step of the model's own has layers that sum across replicas.
       compile_values: what the program has decided of the step, plain JSON, which checkpoints keep.
       compiled_variables: variables of an optimizer that trains a copy of the model further.
     """
@@ -29,6 +30,7 @@ class Traits:
     needs_labels = needs_classes = False
     logits_kind: str | None = None
     is_built = False
+    exchanges_in_own_step = False
     default_policy: tf.keras.DTypePolicy | None = None
     wants_jit = False
     compile_values: Mapping[str, Any] = {}

@@ -144,10 +144,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         )
         with isolation.entered():
             user_hooks = run_hooks.check_user_hooks(hooks)
-            limits = [hook.last_step for hook in user_hooks]
-            needs_epochs = any(hook.needs_epochs for hook in user_hooks)
-            check_folder = outcome_writer.check_folder
-            run = building.build_run(config, loaded or load_data, strategy, needs_epochs, limits, check_folder)
+            run = building.build_run(config, loaded or load_data, strategy, user_hooks, outcome_writer.check_folder)
             outcome_writer.run = run
             stack.callback(run.external_streams.clear)
             if config.trains:

@@ -214,6 +214,12 @@ class Hook:
         """Returns the next step after `step` at which the loop must stop for this hook; None is never."""
         return None
 
+    def schedule(self) -> str:
+        """Describes when the loop must stop for this hook, which all processes must have alike; "" is never."""
+        if type(self).next_due is Hook.next_due:
+            return ""
+        return type(self).__name__ if self.name == Hook.name else self.name
+
     def before_call(self, status: Status) -> None:
         """Acts before each call of the inner loop, which makes at least one step."""
 
@@ -325,6 +331,10 @@ class Periodic(Hook):
 
     def next_due(self, step: int, status: Status) -> int | None:
         return min((period.end_after(step) for period in self._periods), default=None)
+
+    def schedule(self) -> str:
+        steps = " and ".join(str(period.steps) for period in self._periods)
+        return f"{super().schedule()} every {steps} steps" if steps else super().schedule()
 
     def ends_period(self, status: Status) -> bool:
         """Returns whether one of the periods ends at this step."""

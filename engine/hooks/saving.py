@@ -93,7 +93,8 @@ def restore(
     if manifest is None:
         return None
     # Measurements by other rules are discarded like those on other data.
-    changed = manifest.other_data(checkpoints.about) if saved_rules(manifest) == state.rules else {"train", "eval"}
+    saved_state = manifest.host_state.get("state", {})
+    changed = {"train", "eval"} if state.changed_rules(saved_state) else manifest.other_data(checkpoints.about)
     host_state = copy.deepcopy(manifest.host_state)  # which is changed afterwards, and the manifest may be read again
     saved = host_state.get("hooks", {})
     owner = "state"
@@ -113,11 +114,6 @@ def restore(
             "restore the manifest from a copy, or move this checkpoint away to continue from the previous one"
         ) from error
     return manifest
-
-
-def saved_rules(manifest: Manifest) -> int | None:
-    """Returns the `TrainState.rules` of the run when it was saved."""
-    return manifest.host_state.get("state", {}).get("rules")
 
 
 class Checkpointing(Periodic):

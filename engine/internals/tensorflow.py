@@ -323,10 +323,16 @@ def own_initial_values(
 ) -> Iterator[None]:
     """Makes variables of each worker's own initial value, which `note` gets; TensorFlow broadcasts the first worker's.
 
-    That is a collective per variable, one after the other.
+    That is a collective per variable, one after the other. TensorFlow takes a key for each: of the strategy's own, a
+    worker that makes one variable more would meet nobody in its next collective.
     """
     extended = strategy.extended
-    shared, workers = extended._get_variable_creator_initial_value, extended._num_workers
+    shared, workers, keys = (
+        extended._get_variable_creator_initial_value,
+        extended._num_workers,
+        extended._collective_keys,
+    )
+    extended._collective_keys = cross_device_utils.CollectiveKeys()
 
     def own(replica_id: int, **keywords):
         make = shared(replica_id=replica_id, **keywords)
@@ -348,6 +354,7 @@ def own_initial_values(
     try:
         yield
     finally:
+        extended._collective_keys = keys
         del extended._get_variable_creator_initial_value
 
 

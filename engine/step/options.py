@@ -154,6 +154,8 @@ class RunContext:
       saved_places: the places of variables that checkpoints have, for messages.
       replica_batch_size: the number of examples of a step on each replica.
       evaluation: `example` and `replica_batch_size` of the evaluation data; None if there is none.
+      has_unequal_shares: whether some batch's examples do not divide by the replicas.
+      rounds_class_weights: whether earlier versions rounded the run's `Data.class_weight`.
     """
 
     options: StepOptions = StepOptions()
@@ -168,6 +170,8 @@ class RunContext:
     saved_places: str = "an attribute of the trainer (also in a list, a dictionary or a tf.Module)"
     replica_batch_size: int = 1
     evaluation: tuple[Any, int] | None = None
+    has_unequal_shares: bool = False
+    rounds_class_weights: bool = False
 
     @property
     def only_predicts(self) -> bool:

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..checks import StepChecks
+from ..checks.digests import StepDigest, digest
 from ..data.arrays import is_on_gpus
 from ..data.feeds.feed import CallInput, Feed
 from ..errors import NotCompilableError, reason
@@ -73,14 +74,21 @@ class StepTrace:
 
     Attributes:
       replicates_batch: whether each replica computes the whole batch.
+      batch_shapes: the static shapes of the batches of this host's replicas.
       metric_specs: the sums of metrics that a call returns; [] before the trace.
       graph: the step's graph; None before the trace.
     """
 
     replicates_batch: bool = False
+    batch_shapes: set[str] = dataclasses.field(default_factory=set)
     metric_specs: list[SumSpec] = dataclasses.field(default_factory=list)
     prediction_specs: Any = ()
     graph: Any = None
+
+    @functools.cached_property
+    def digest(self) -> StepDigest:
+        """The step's digest."""
+        return digest(self.graph)
 
 
 class _Call(NamedTuple):
@@ -283,11 +291,8 @@ class InnerLoop(Program):
             variant = (self._variant(), shapes, replicates_batch, writer)
             if compiles := variant not in self.programs:
                 trace = StepTrace(replicates_batch)
-                loop = functools.partial(self._loop, trace)
-                compiled = tf.function(loop, jit_compile=self.jit or None, autograph=False)
                 try:
-                    with tracing_for_xla() if self.jit else contextlib.nullcontext():
-                        program = compiled.get_concrete_function(operands, *arguments[1:])
+                    program = self._compile(trace, variant, (operands, *arguments[1:]))
                 except Exception:
                     if not self.feed.any_size:
                         raise
@@ -297,6 +302,12 @@ class InnerLoop(Program):
             program, self._trace = self.programs[variant]
         # Steps that are executed op by op are traced all the same: checks, metrics and zeros need the trace.
         return functools.partial(self._execute, self._trace) if self._is_eager else program, compiles
+
+    def _compile(self, trace: StepTrace, variant: tuple, arguments: tuple) -> Callable:
+        """Compiles the loop for a variant of the step (a key of `programs`), and fills its trace."""
+        loop = tf.function(functools.partial(self._loop, trace), jit_compile=self.jit or None, autograph=False)
+        with tracing_for_xla() if self.jit else contextlib.nullcontext():
+            return loop.get_concrete_function(*arguments)
 
     def _variant(self) -> Hashable:
         """The values, other than its arguments, on which a traced step depends; each variant has its own program."""
@@ -358,6 +369,8 @@ class InnerLoop(Program):
 
         one_step = self._checks.traced(traced, trace.replicates_batch)
         trace.graph = one_step.graph
+        if self.state is not None and self.state.is_saved:
+            self.state.note_step(trace.digest.value)
         remove_generated_files()
         return one_step, self._zeros(trace, self._step_result(one_step.structured_outputs))
 
@@ -478,6 +491,7 @@ class InnerLoop(Program):
 
         def run(*batch: Any) -> tuple:
             batch, replica = self.feed.batch(*batch), tf.cast(replica_id(), tf.int64)
+            trace.batch_shapes.add(str([x.shape for x in tf.nest.flatten(batch, expand_composites=True)]))
             if trace.replicates_batch:
                 # A batch of fewer examples than replicas is computed by each as a whole; a layer that sums over
                 # replicas would count each example as often as there are replicas.

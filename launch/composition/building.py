@@ -7,15 +7,15 @@ import dataclasses
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
 
 from ...engine.checkpoints import Checkpoints, WritingProcess
-from ...engine.data.feeds.feed import Feed
 from ...engine.data.run_data import Data
+from ...engine.hooks import Hook
 from ...engine.machine import threads
 from ...engine.state import TrainState
 from ...engine.strategies import ClusterAddresses, FeedOptions, ServerOptions, WorkerTask
@@ -38,16 +38,14 @@ def build_run(
     config: Config,
     data: Data | Callable[[], Data],
     strategy: Strategy,
-    needs_epochs: bool = True,
-    limits: Iterable[Callable[[Feed], int | None]] = (),
+    hooks: Sequence[Hook] | None = None,
     check_folder: Callable[[], None] = lambda: None,
 ) -> Run:
     """Puts a run together, and restores nothing.
 
     Args:
       data: loaded data, or a function that loads it, which a mode without data does not call.
-      needs_epochs: see `inputs.build`.
-      limits: functions that return the last step that a hook allows, see `Hook.last_step`.
+      hooks: see `inputs.build`.
       check_folder: raises where the run_dir is not this run's any more.
     """
     steps: int | None = config.train_steps or 1
@@ -57,7 +55,8 @@ def build_run(
     if config.mode in WITHOUT_DATA:
         run_inputs = inputs.saved_inputs(config, strategy, agreement)  # an export works where the data is not
     else:
-        run_inputs = inputs.build(config, data() if callable(data) else data, strategy, needs_epochs, agreement)
+        run_inputs = inputs.build(config, data() if callable(data) else data, strategy, hooks, agreement)
+        limits = [hook.last_step for hook in hooks or ()]
         steps = train_steps(config, run_inputs.feeds["train"], limits)
         run_inputs.feeds["train"].last_step = steps
     cache = None

@@ -351,6 +351,11 @@ class KerasTrainer(Trainer):
             self._continue_from(self.model.optimizer)
 
     @property
+    def exchanges_in_own_step(self) -> bool:  # type: ignore[override]
+        layers = keras.all_layers_in(self.inventory.layers.values())
+        return bool(self._own_steps) and any(getattr(layer, "synchronized", False) for layer in layers)
+
+    @property
     def compile_values(self) -> dict[str, Any]:  # type: ignore[override]
         """What `compile` has decided, by value; see `keras_compile.compile_values`."""
         return keras_compile.compile_values(type(self).make() if self.is_built else self.model)

@@ -6,36 +6,39 @@ only the data they read (`parts/parameter_servers/sources.py`): the chief's flag
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import tensorflow as tf
 
 from ...engine import logging, version
 from ...engine.checkpoints.manifest import FORMAT
 from ...engine.data.feeds.combined import Combined
 from ...engine.data.streamed import is_part
+from ...engine.hooks import Hook
 from ...engine.machine import environment, files
 from ...runner.command_line.config import Config
 from ...runner.command_line.flags import FLAG_INFO
 from ...runner.command_line.values import short
 from ...runner.failures import UsageError
 from ...runner.host.locks import can_lock
+from ...runner.host.process import VECTOR_WIDTH
 from ...runner.host.signals import EXIT_CODES
 from ...runner.saved import fingerprints
+from .comparison import by_worker, refused
 
 _OPTION = "AutoShardPolicy.OFF in its options"
+# Variables by which TensorFlow computes with other kernels, so that it rounds otherwise.
+_KERNELS = ("ONEDNN_MAX_CPU_ISA", "TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "XLA_FLAGS")
 
 
-def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
-    """Raises `UsageError`, on all workers, where flags, versions or the layout of the data differ.
+def check_settings(config: Config, splits: Mapping[str, Any], strategy, hooks: Sequence[Hook] = ()) -> None:
+    """Raises `UsageError`, on all workers, where flags, versions, hooks or the layout of the data differ.
 
     Args:
       splits: splits of the data, by name, as `fingerprints.fingerprint` takes them.
+      hooks: the user's hooks.
     """
     # Of a folder, whose name may differ between hosts, only whether there is one.
     flags: dict[str, Any] = {
@@ -53,6 +56,7 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
         **versions,
         "the format of checkpoints": FORMAT,
         **{f"the {name} data": fingerprints.layout(split) for name, split in splits.items()},
+        "hooks that end calls:": [schedule for hook in hooks if (schedule := hook.schedule())],
     }
     _check(settings, strategy)
     # A task that starts again may have a newer build, which continues the same run.
@@ -60,6 +64,11 @@ def check_settings(config: Config, splits: Mapping[str, Any], strategy) -> None:
         logging.warning(
             "workers run different code: %s; install the same everywhere, unless it is an upgrade", builds[0]
         )
+    words = {name: os.environ.get(name, "").split() for name in _KERNELS}
+    # Without paths, and what the run itself has set by the CPU.
+    kernels = {name: [w for w in found if "/" not in w and VECTOR_WIDTH not in w] for name, found in words.items()}
+    if (lines := _differences(kernels, strategy)) and strategy.is_chief:
+        logging.warning("workers may round differently: %s; set the same everywhere", "; ".join(lines))
 
 
 def check_run_dir(run_dir: str, strategy) -> bool:
@@ -110,15 +119,14 @@ def check_examples(splits: Mapping[str, Any], strategy, policy: str, are_passed:
         by_host = dict(zip(strategy.host_names, (samples[name] for samples in all_samples), strict=True))
         if not (others := [host for host, sample in by_host.items() if fingerprints.differs(by_host[chief], sample)]):
             continue
-        with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
-            strategy.exchange()
         lengths = [sample.get("length", -1) for sample in by_host.values()]
         counts = f" ({', '.join(map(str, lengths))} examples)" if len({*lengths}) > 1 and min(lengths) >= 0 else ""
         own = "examples of its own, open the run with" if are_passed else f"its own part of a dataset, set {_OPTION} or"
-        raise UsageError(
+        raise refused(
             f"the {name} data of {' and '.join(others)} differs from {chief}'s{counts}, and the run divides it among "
             f"workers itself: give all workers the whole data, in the same order; or, if each gives {own} "
-            "auto_shard_policy=off"
+            "auto_shard_policy=off",
+            strategy,
         )
 
 
@@ -159,9 +167,7 @@ def compare_calls(call: str, strategy) -> str | None:
 
 def _check(settings: Mapping[str, Any], strategy) -> None:
     if lines := _differences(settings, strategy):
-        with contextlib.suppress(tf.errors.OpError):  # no worker leaves while another still waits for its answer
-            strategy.exchange()
-        raise UsageError(f"workers have different settings: {'; '.join(lines)}; give all the same")
+        raise refused(f"workers have different settings: {'; '.join(lines)}; give all the same", strategy)
 
 
 def _differences(settings: Mapping[str, Any], strategy) -> list[str]:
@@ -169,9 +175,7 @@ def _differences(settings: Mapping[str, Any], strategy) -> list[str]:
     answers = [json.loads(text) for text in strategy.exchange(json.dumps(settings, sort_keys=True, default=str))]
     lines = []
     for name in sorted(set().union(*answers)):
-        workers: dict[str, list[str]] = {}
-        for worker, values in zip(strategy.host_names, answers, strict=True):
-            workers.setdefault(short(values.get(name)), []).append(worker)
-        if len(workers) > 1:
-            lines.append(f"{name} " + ", ".join(f"{value} at {' and '.join(who)}" for value, who in workers.items()))
+        shown = [short(values.get(name)) for values in answers]
+        if len({*shown}) > 1:
+            lines.append(f"{name} {by_worker(shown, strategy)}")
     return lines

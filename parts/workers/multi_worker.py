@@ -25,6 +25,7 @@ from ...engine.strategies.inner_loop import InnerLoop
 from ...engine.strategies.loop_result import LoopResult
 from ...engine.strategies.options import StrategyOptions, WorkerTask
 from ...engine.strategies.replicated import Replicated
+from . import comparison
 from .watchdog import Watchdog
 from .workers_loop import LOCAL, WorkersLoop
 
@@ -83,6 +84,9 @@ class MultiWorker(Replicated):
 
         Workers that build from the same seed make the same values, which one exchange shows. If a program draws numbers
         of its own, the first worker's are sent to the others, variable by variable.
+
+        Raises:
+          UsageError: workers have made other variables, or one of them has failed to.
         """
         variables, digest = list[tf.Variable](), 0
 
@@ -96,10 +100,19 @@ class MultiWorker(Replicated):
             variables.append(next_creator(**keywords))
             return variables[-1]
 
-        with self.scope(), tf.variable_creator_scope(create), own_initial_values(self.distribution, note):
-            state = make()
-        if len({*self.exchange(digest)}) > 1:
-            for variable in variables:
+        def build() -> TrainState:
+            with self.scope(), tf.variable_creator_scope(create), own_initial_values(self.distribution, note):
+                return make()
+
+        def describe(state: TrainState) -> list:
+            return [state.variable_specs(), digest, [f"{v.dtype.name} {v.shape}" for v in variables]]
+
+        state, made = comparison.made_by_all("the model", build, describe, self)
+        if any(specs != made[0][0] for specs, *_ in made):
+            comparison.refuse_variables(state.variable_specs(), self)
+        if any(values != made[0][1] for _, values, _ in made):
+            # One worker may have made others besides, which are not the state's.
+            for variable in variables if all(made_ones == made[0][2] for *_, made_ones in made) else state.variables():
                 if variable_sharding(variable) is None:  # shards differ by replica, and are filled by position alone
                     first, *_ = copies = self.distribution.experimental_local_results(variable)
                     value = broadcast_from_first_worker(self.distribution, first.read_value())
@@ -211,8 +224,7 @@ class MultiWorker(Replicated):
             step,
             feed,
             batch_shards=self._batch_shards,
-            worker=self.host,
-            num_workers=self.num_hosts,
+            processes=self,
             arrivals=self._arrivals,
             watchdog=self._watchdog,
             **more,

@@ -273,8 +273,9 @@ class Watchdog:
         Informs the other workers, so that they don't blame this one, which is about to end. Takes up to two seconds, or
         does not return if the watchdog is already ending the process.
         """
-        is_from_tensorflow = isinstance(error, tf.errors.OpError)
-        reports_exchange = is_from_tensorflow and ("Collective ops is aborted" in str(error) or "RPC" in str(error))
+        # Of an argument that is invalid, such as another shape at a peer, nobody is lost.
+        may_be_lost = isinstance(error, tf.errors.OpError) and not isinstance(error, tf.errors.InvalidArgumentError)
+        reports_exchange = may_be_lost and ("Collective ops is aborted" in str(error) or "RPC" in str(error))
         if not (isinstance(error, _LOST) or reports_exchange):
             return None
         self._reporting.acquire()

@@ -6,7 +6,8 @@ exchange.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
@@ -15,8 +16,10 @@ from ...engine.internals.tensorflow import seconds_since, timestamp
 from ...engine.mesh import collectives
 from ...engine.metrics.sums import LoopSums, SumSpec, num_sums
 from ...engine.strategies.arrivals import Arrivals
+from ...engine.strategies.base import Processes
 from ...engine.strategies.inner_loop import InnerLoop, StepTrace
 from ...engine.strategies.loop_result import LoopResult, WorkerFigures
+from . import comparison
 from .watchdog import FIRST_CALL_FACTOR, Watchdog
 
 LOCAL = "worker/"  # prefix of a step's metrics that are not summed across workers, but are figures of the worker
@@ -31,6 +34,7 @@ class WorkersLoop(InnerLoop):
     Its scores are this worker's own.
 
     Args:
+      processes: all workers, which compare their steps before they run.
       watchdog: notified at each call's start and end.
       The rest is `InnerLoop`'s.
 
@@ -40,9 +44,10 @@ class WorkersLoop(InnerLoop):
 
     _arrivals: Arrivals
 
-    def __init__(self, *arguments, worker: int, num_workers: int, arrivals: Arrivals, watchdog: Watchdog, **keywords):
-        self._worker = worker
-        self._num_workers = num_workers
+    def __init__(self, *arguments, processes: Processes, arrivals: Arrivals, watchdog: Watchdog, **keywords):
+        self._processes = processes
+        self._worker = processes.host
+        self._num_workers = processes.num_hosts
         self._watchdog = watchdog
         self._timeout_factor = FIRST_CALL_FACTOR
         self._defaults = tf.zeros([len(FROM_HOST)], tf.float64)
@@ -60,6 +65,19 @@ class WorkersLoop(InnerLoop):
 
     def trace(self, *loop_inputs) -> Sequence[SumSpec]:
         return super().trace(*(loop_inputs or (self._defaults,)))
+
+    def _compile(self, trace: StepTrace, variant: tuple, arguments: tuple) -> Callable:
+        compile_own = functools.partial(super()._compile, trace, variant, arguments)
+        # Workers compile a variant of the step at the same call, but a share of another size each at its own.
+        if any((known[0], known[2]) == (variant[0], trace.replicates_batch) for known in self.programs):
+            return compile_own()
+        kind, processes = "training" if self.state else "evaluation", self._processes
+        program, steps = comparison.made_by_all(
+            f"the {kind} step", compile_own, lambda _: [trace.digest.value, sorted(trace.batch_shapes)], processes
+        )
+        if all(shapes == steps[0][1] for _, shapes in steps):  # which decide the step's own
+            comparison.check_step(kind, trace.digest, [value for value, _ in steps], processes)
+        return program
 
     def _result(self, tensors, steps: int, input_seconds: float) -> LoopResult:
         sums, figures, predictions = tensors

@@ -20,6 +20,7 @@ from ...engine.data.order import Order, Origin
 from ...engine.data.run_data import Data
 from ...engine.data.source import Source, Spec, Split, unknown_dimensions
 from ...engine.data.streamed import Endless, Stream
+from ...engine.hooks import Hook
 from ...engine.randomness import seed_after
 from ...engine.strategies.base import Strategy
 from ...input.checks import InputError
@@ -78,13 +79,17 @@ class Inputs:
 
 
 def build(
-    config: Config, data: Data, strategy: Strategy, needs_epochs: bool = True, agreement: ModuleType | None = None
+    config: Config,
+    data: Data,
+    strategy: Strategy,
+    hooks: Sequence[Hook] | None = None,
+    agreement: ModuleType | None = None,
 ) -> Inputs:
     """Checks a run's data, which must be equal on all workers, and makes its feeds.
 
     Args:
+      hooks: the user's hooks; None stands for any.
       agreement: `parts.workers.agreement`, if several workers have to agree.
-      needs_epochs: whether anything but the configuration and evaluations is due at the ends of epochs.
 
     Raises:
       UsageError: the model or the flags can't work with the data, or workers differ.
@@ -118,7 +123,7 @@ def build(
     splits = {"train": train, **evaluations}
     lock_holds = bool(shared := config.run_dir if config.trains and not config.remote else None)
     if agreement:
-        agreement.check_settings(config, splits, strategy)
+        agreement.check_settings(config, splits, strategy, hooks or ())
         agreement.check_examples(splits, strategy, sharding(config).upper())
         if shared:
             lock_holds = agreement.check_run_dir(shared, strategy)
@@ -127,7 +132,8 @@ def build(
     train_counts = saved_counts("train").get("saved_data", {})
     # Whether the length of an epoch decides anything; a run that has counted its data continues by that.
     needs_epochs = (
-        needs_epochs
+        hooks is None
+        or any(hook.needs_epochs for hook in hooks)
         or not config.train_steps
         or any(count >= 0 for count in train_counts.get("counts", ()))
         or (evaluation is not None and config.trains and config.eval_every_steps is None)

@@ -15,7 +15,7 @@ from . import imports
 
 # The variables that set the number of threads: TensorFlow's (its process_util.cc, local_device.cc), other libraries'.
 _THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
-_VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
+VECTOR_WIDTH = "--xla_cpu_prefer_vector_width"
 
 
 def prepare(tunes_allocator: bool = True) -> None:
@@ -69,6 +69,6 @@ def widen_vectors(variables: MutableMapping[str, str]) -> None:
         which XLA reads where XLA_FLAGS does not begin with a flag.
     """
     flags = variables.get("XLA_FLAGS", "")
-    if _VECTOR_WIDTH not in flags and flags.lstrip()[:1] in ("", "-"):
-        variables["XLA_FLAGS"] = f"{flags} {_VECTOR_WIDTH}=512".lstrip()
+    if VECTOR_WIDTH not in flags and flags.lstrip()[:1] in ("", "-"):
+        variables["XLA_FLAGS"] = f"{flags} {VECTOR_WIDTH}=512".lstrip()
         logging.debug("XLA_FLAGS=%s", variables["XLA_FLAGS"])

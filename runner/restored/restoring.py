@@ -93,13 +93,14 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
 
 def _check_rules(run: BaseRun, manifest: Manifest) -> None:
     """Raises `UsageError` or warns if a run was begun by other rules of shuffling and updating: its bits differ."""
-    config, before, now = run.config, saving.saved_rules(manifest), run.state.rules
-    if before == now:
+    config, changed = run.config, run.state.changed_rules(manifest.host_state.get("state", {}))
+    if not changed:
         return
-    message = f"run_dir={config.run_dir} was begun by rules {before} of shuffling and updating, and these are {now}"
+    rules = "; ".join(f"{name} (since {version})" for name, version in changed.items())
+    message = f"run_dir={config.run_dir} was begun by other rules than these: {rules}"
     if not config.allow_changed_config:
         raise UsageError(
-            f"{message}: its numbers would not be those of one run; use another run_dir, the version that began it, or "
+            f"{message}. Its numbers would not be those of one run; use another run_dir, the version that began it, or "
             "allow_changed_config"
         )
     if config.is_chief:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import tensorflow as tf
 
 from ...engine import optimizers
@@ -82,9 +83,13 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     if run_inputs.evaluation is not None:
         most = max((feed.order.batch_size for feed in run_inputs.evaluation_feeds.values()), default=1)
         evaluation = form.example(run_inputs.evaluation), share(most)
+    order, shards = run_inputs.order, strategy.mesh.batch_shard(0, strategy.num_replicas)[1]
+    weights_by_class = np.array([*(data.class_weight or {}).values()], np.float32)
     context = dataclasses.replace(
         context,
         load_initial=load_initial,
+        has_unequal_shares=bool(order and order.has_epochs and order.num_examples % shards),
+        rounds_class_weights=bool(np.any(weights_by_class + 1 - 1 != weights_by_class)),
         replica_batch_size=share(config.global_batch_size),
         evaluation=evaluation,
     )

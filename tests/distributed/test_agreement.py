@@ -1,8 +1,11 @@
 """Workers started by hand, one with other settings: each names the worker that differs, and the setting."""
 
+import json
+
 import pytest
 
-from tests.processes import ROOT
+from tests.distributed import programs
+from tests.processes import ROOT, assert_says
 
 SCRIPT = f"""
 import json, os, sys
@@ -57,3 +60,56 @@ def test_a_run_dir_that_workers_do_not_share_is_found_before_the_first_step(star
         (line,) = (each for each in workers.output(worker).splitlines() if each.startswith("error: "))
         assert "is another folder at worker 1 than at the chief" in line
     assert not list(tmp_path.glob("run-*/.seen-by-all*"))
+
+
+@pytest.fixture(scope="module")
+def found(start_workers, tmp_path_factory):
+    """What each of two workers found in runs whose programs are alike, or not."""
+    folder = tmp_path_factory.mktemp("found")
+    start_workers(2, programs.__file__, folder).ok()
+    return [json.loads((folder / f"found-{index}.json").read_text()) for index in range(2)]
+
+
+@pytest.mark.parametrize("case", programs.ALIKE)
+def test_programs_that_compute_the_same_train_together(found, case):
+    """Only a variable that chooses kernels is named, which differs; no path that another names."""
+    one, other = (worker[case] for worker in found)
+    assert one["loss"] == other["loss"]
+    (line,) = (line for line in (*one["lines"], *other["lines"]) if "differ" in line)
+    assert line.startswith("workers may round differently: TF_ENABLE_ONEDNN_OPTS [] at worker 0, ['1'] at worker 1; ")
+
+
+@pytest.mark.parametrize(
+    ("case", "shown"),
+    [
+        ("| scale", "training steps, first Mul of float32 (8,) by 1.0 at ... by 100.0 at ... in loss at worker 1"),
+        (
+            "| gelu",
+            "training steps, first Relu of float32 (8, 8) ... at worker 0, Mul ... by 0.5 ... at worker 1",
+        ),
+        ("| sgd", "optimizer adam at worker 0, sgd at worker 1"),
+        ("| layer", "variables, first trainer/model/ ... (8, 1) at worker 0, ... (8, 8) at worker 1"),
+        ("| unused", "variables, first ... trainer/unused/_kernel/ float32 (3, 5) at worker 1"),
+        ("| hook", "hooks that end calls ... [] at worker 0, ['print every 7 steps'] at worker 1"),
+    ],
+)
+def test_a_worker_with_another_program_ends_all_before_the_first_step(found, case, shown):
+    one, other = (worker[case] for worker in found)
+    assert one == other
+    assert one["code"] == 2
+    assert_says(one["error"], shown)
+
+
+@pytest.mark.parametrize(("case", "what"), [("| broken_model", "the model"), ("| broken_loss", "the training step")])
+def test_a_mistake_of_one_worker_is_a_mistake_at_all(found, case, what):
+    one = found[0][case]
+    assert one["code"] == 2
+    assert_says(one["error"], f"worker 1 can't make {what}: KeyError: ")
+
+
+def test_steps_of_different_builds_go_on_with_a_line(found):
+    """As in a rolling upgrade."""
+    one, other = (worker[programs.UPGRADED] for worker in found)
+    assert one["loss"] == other["loss"]
+    (line,) = (line for line in one["lines"] if "steps" in line)
+    assert_says(line, "workers compute different training steps ... by 100.0 ... at worker 1, by different builds")

@@ -194,7 +194,8 @@ def test_lost_peer_is_whom_the_first_to_notice_names():
         job.watchdogs[2].close("LostPeerError: by whatever words its exception ended it")
         wait_until(lambda: job.watchdogs[0].heard[2].end_reason)  # it has ended as well, and TensorFlow names it
         assert job.watchdogs[0].explain_lost_peer(error) == line
-        assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, "task:1")) is None
+        mismatch = "Collective ops is aborted by: Shape mismatch; /job:worker/replica:0/task:1"
+        assert job.watchdogs[0].explain_lost_peer(tf.errors.InvalidArgumentError(None, None, mismatch)) is None
 
 
 def test_a_clock_that_is_set_back_is_named_where_tensorflow_takes_workers_for_lost(monkeypatch):

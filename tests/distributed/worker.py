@@ -12,6 +12,7 @@ import os
 import pathlib
 import sys
 import time
+import types
 
 import numpy as np
 import tensorflow as tf
@@ -235,10 +236,9 @@ class Slowed(Mlp):
         self.slow = slow
 
     def loss(self, outputs, batch):
-        if self.slow:
-            wait = tf.numpy_function(lambda: time.sleep(0.1) or np.float32(0), [], tf.float32)
-            with tf.control_dependencies([wait]):
-                outputs = tf.identity(outputs)
+        wait = tf.numpy_function(lambda: time.sleep(0.1 * self.slow) or np.float32(0), [], tf.float32)
+        with tf.control_dependencies([wait]):
+            outputs = tf.identity(outputs)
         return super().loss(outputs, batch)
 
 
@@ -279,9 +279,10 @@ def of_own_numbers(strategy: MultiWorker) -> list[list[float]]:
 
     def make():
         first = tf.Variable(numbers.normal(size=3), name="first")
-        return first, tf.Variable(numbers.normal(), name="scalar"), tf.Variable(2 * first, name="second")
+        made = [first, tf.Variable(numbers.normal(), name="scalar"), tf.Variable(2 * first, name="second")]
+        return types.SimpleNamespace(variables=lambda: made, variable_specs=lambda: [v.name for v in made])
 
-    return [variable.numpy().tolist() for variable in strategy.build(make)]
+    return [variable.numpy().tolist() for variable in strategy.build(make).variables()]
 
 
 def on(distribution, task: WorkerTask, options: FeedOptions) -> MultiWorker:

@@ -86,17 +86,35 @@ def test_a_run_begun_by_other_rules_is_read_but_goes_on_only_where_that_is_allow
     run = (*MLP, "--mode=train", f"--run_dir={tmp_path}")
     (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
     record = json.loads(path.read_text())
-    rules = record["host_state"]["state"]["rules"]
-    record["host_state"]["state"]["rules"] = rules - 1
+    record["host_state"]["state"]["rules"] = 8
     path.write_text(json.dumps(manifest.with_digest(record)))
     before = (tmp_path / "config.json").read_text()
     outcome = inside(*run, "--train_steps=4")
-    outcome.refused(f"run_dir={tmp_path} was begun by rules {rules - 1} of shuffling ... and these are {rules}: its")
+    outcome.refused(f"run_dir={tmp_path} was begun by other rules ... updates (since 0.1.0) ... allow_changed_config")
     assert (runs.steps(tmp_path), (tmp_path / "config.json").read_text()) == ([2], before)
     assert "evaluation at step 2" in inside("--mode=eval", f"--run_dir={tmp_path}").ok().out
     outcome = inside(*run, "--train_steps=4", "--allow_changed_config").ok()
-    assert f"run_dir={tmp_path} was begun by rules {rules - 1} of shuffling" in outcome.err
+    assert f"run_dir={tmp_path} was begun by other rules than these: " in outcome.err
     assert "rules" not in inside(*run, "--train_steps=6").ok().err
+
+
+OTHER = {"crankshaft": "0.9.0"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "digests", "names"), [(OTHER, None, False), ({}, ["0"], False), (OTHER, ["0"], True)]
+)
+def test_a_resume_by_another_build_names_it_if_its_step_computes_otherwise(
+    finished, inside, tmp_path, versions, digests, names
+):
+    shutil.copytree(finished(*MLP, "--mode=train", "--train_steps=2").folder, tmp_path, dirs_exist_ok=True)
+    (path,) = (tmp_path / "checkpoints").glob("*.manifest.json")
+    record = json.loads(path.read_text())
+    steps = record["host_state"]["state"]["steps"]
+    steps |= {"versions": steps["versions"] | versions, "digests": digests or steps["digests"]}
+    path.write_text(json.dumps(manifest.with_digest(record)))
+    outcome = inside(*MLP, "--mode=train", f"--run_dir={tmp_path}", "--train_steps=4").ok()
+    assert ("computes otherwise than in the attempt before, of crankshaft 0.9.0: the" in outcome.err) == names
 
 
 def test_a_run_without_progress_prints_nothing(inside, tmp_path):

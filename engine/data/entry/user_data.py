@@ -63,7 +63,7 @@ def enter(data: Data, validation_split: float = 0.0, weighs_outputs: bool = Fals
         train = views.with_class_weights(train, data.class_weight)
     train, *sets = views.unify_weight_structure([train, *_sets(evaluation)])
     evaluation = dict(zip(evaluation, sets, strict=True)) if isinstance(evaluation, dict) else next(iter(sets), None)
-    return dataclasses.replace(data, train=train, evaluation=evaluation, class_weight=None), notes
+    return dataclasses.replace(data, train=train, evaluation=evaluation), notes
 
 
 def _sets(evaluation: _Split | dict[str, _Split] | None) -> list[_Split]:

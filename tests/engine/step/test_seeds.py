@@ -173,7 +173,8 @@ def test_layers_to_which_one_seed_was_given_sample_alike(bench):
 
 def test_a_run_that_repeats_no_seed_continues_those_of_the_rules_before(bench):
     rules = [made(bench, 1, trainer).state.host_state()["rules"] for trainer in (DistinctSeeds(), OneSeed())]
-    assert rules == [RULES - 3, RULES - 2]
+    first, second, *_ = RULES
+    assert rules == [[first], [first, second]]
 
 
 class Inferring(tf.keras.Model):
@@ -191,7 +192,17 @@ class WithoutTraining(OneSeed):
 
 
 def test_a_run_whose_model_takes_no_training_continues_none_of_the_rules_before(bench):
-    assert made(bench, 1, WithoutTraining()).state.host_state()["rules"] == RULES - 1
+    state = made(bench, 1, WithoutTraining()).state
+    assert state.rules == [*RULES][:3]
+
+
+def test_the_number_of_rules_that_runs_of_0_1_0_have_is_read(bench):
+    """9: none of those that were added; 11: all of then."""
+    state = made(bench, 1, WithoutTraining()).state
+    assert [*state.changed_rules({"rules": 9})] == [*RULES][1:3]
+    assert state.changed_rules({"rules": 11}) == {}
+    assert [*state.changed_rules({})] == [*RULES][:3]
+    assert state.changed_rules({"rules": [*state.rules, "tomorrow's"]}) == {"tomorrow's": "a later version"}
 
 
 class Noisy(tf.keras.layers.Layer):

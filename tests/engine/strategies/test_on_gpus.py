@@ -17,6 +17,7 @@ from crankshaft.engine.reduction import Reduction
 from crankshaft.engine.reduction.local_sgd import LocalSgd
 from crankshaft.engine.strategies import FeedOptions, StrategyOptions, WorkerTask, replicated
 from crankshaft.engine.strategies.arrivals import Arrivals
+from crankshaft.engine.strategies.base import Processes
 from crankshaft.engine.strategies.inner_loop import InnerLoop
 from crankshaft.engine.strategies.replicated import Replicated
 from crankshaft.input import synthetic_clicks
@@ -167,7 +168,7 @@ def rows_of(device: str):
 
     ones = ArraySource((np.ones((32, 2), np.float32), np.zeros(32)))
     feed = Replicated("test", strategy, StrategyOptions(steps_per_loop=8)).feed(ones, 4, 0)
-    loop = WorkersLoop(strategy, step, feed, worker=0, num_workers=1, arrivals=Arrivals(), watchdog=Watchdog())
+    loop = WorkersLoop(strategy, step, feed, processes=Processes(), arrivals=Arrivals(), watchdog=Watchdog())
     result = loop(0, 3)
     assert result.sums.read()["loss"] == (24.0, 12.0)
     return result.workers
