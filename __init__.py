@@ -6,7 +6,6 @@ needs TensorFlow imports it, and hides its notes, but not its errors.
 
 import sys
 from importlib import import_module
-from importlib.machinery import ModuleSpec
 
 TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
 if TYPE_CHECKING:
@@ -68,16 +67,6 @@ _HOMES = {
     "__version__": "crankshaft.engine.version",
 }
 
-# Modules by the names that they had: guides, exports and .keras files of earlier versions have these. No other name of
-# a folder leads to one above it.
-_FORMER_HOMES = {
-    "crankshaft.engine.keras_models": "crankshaft.parts.keras_models",
-    "crankshaft.engine.layers.embeddings": "crankshaft.parts.tables",
-    "crankshaft.engine.layers.parallel": "crankshaft.parts.sharding",
-    "crankshaft.engine.sharding": "crankshaft.parts.sharding",
-    "crankshaft.engine.tables": "crankshaft.parts.tables",
-}
-
 _WITHOUT_TENSORFLOW = (
     "crankshaft.engine.data.source",
     "crankshaft.engine.data.run_data",
@@ -131,26 +120,3 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _FormerNames:
-    """A finder and loader that imports a module by a name that it had; Python asks it after its own."""
-
-    def find_spec(self, name, path=None, target=None):
-        for former, home in _FORMER_HOMES.items():
-            if name == former or name.startswith(f"{former}."):
-                spec = ModuleSpec(name, None, origin=home + name.removeprefix(former))
-                spec.loader = self  # type: ignore[assignment]  # it has what a loader needs
-                return spec
-        return None
-
-    def create_module(self, spec):
-        module = import_module(spec.origin)
-        spec.loader_state = module.__spec__
-        return module
-
-    def exec_module(self, module):
-        module.__spec__ = module.__spec__.loader_state  # Python has set that of the former name
-
-
-sys.meta_path.append(_FormerNames())

@@ -32,11 +32,11 @@ OPTIMIZERS = "SGD", "Adagrad", "Adam", "AdamW", "Ftrl", "Momentum", "RMSprop", "
 OTHERS = (  # which guides use
     *(f"crankshaft.engine.optimizers.{name}" for name in OPTIMIZERS),
     "crankshaft.engine.layers.recomputed",
-    "crankshaft.engine.sharding.Dense",
     "crankshaft.engine.strategies.register",
     "crankshaft.engine.strategies.replicated.Replicated",
     "crankshaft.input.digits.load",
     "crankshaft.models.classification.Classifier",
+    "crankshaft.parts.sharding.Dense",
 )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
-import importlib.util
 import itertools
 import pathlib
 import re
@@ -166,8 +165,7 @@ def test_files_and_names_that_a_page_names_exist(path):
     text = path.read_text(encoding="utf-8")
     text = written_out(text) if path.name == "BUILD.md" else text
     lost = [name for name in paths_in(text) - NO_FILES if not exists(name)]
-    gone = [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
-    lost += [name for name in gone if importlib.util.find_spec(f"crankshaft.{name}") is None]  # a name of former times
+    lost += [name for name in dotted_in(text) if not _is_there(ROOT, *name.split("."))]
     assert lost == []
 
 

@@ -1,7 +1,4 @@
-"""Layers for models: Keras's with less work on CPUs. Runs on the replica.
-
-The folders have former names of `parts.tables` and `parts.sharding`.
-"""
+"""Layers for models: Keras's with less work on CPUs. Runs on the replica."""
 
 from ..step.recompute import recomputed
 from .keras_layers import BatchNormalization, Conv2DMaxPool, Dense, Products

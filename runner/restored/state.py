@@ -130,7 +130,7 @@ def build_state(config: Config, strategy: Strategy, run_inputs: Inputs, train_st
     if strategy.mesh.is_sharded and not any(map(variable_sharding, inventory.all_weights)):
         raise UsageError(
             f"mesh={config.mesh}: {config.model_entry.name} has no layer sharded over the model's axis, so replicas "
-            "would compute the same; make it of crankshaft.engine.sharding's layers, or leave mesh out"
+            "would compute the same; make it of crankshaft.parts.sharding's layers, or leave mesh out"
         )
     if inventory.tables:
         checks.check_tables(config, config.model_entry.name)
