@@ -93,13 +93,16 @@ clean: ## remove caches and build outputs; .venv and runs stay
 		-type d -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that was interrupted is taken up again. Setuptools comes
-# first and builds without isolation, or its version would be the newest of the day.
+# first and builds without isolation, or its version would be the newest of the day. Editors and type checkers can't
+# follow its finder, but a .pth file to a folder with a link; and these come before a namespace of the same name.
 $(INSTALLED): setup.cfg pyproject.toml $(CONSTRAINTS)
 	@rm -f $@
 	@$(VENV_PYTHON) -m pip --version >/dev/null 2>&1 || { $(CREATE_VENV); }
 	@echo 'Installing into $(VENV) (the first time TensorFlow is some 600 MB to download) ...'
 	@$(PIP_INSTALL) setuptools
 	@$(PIP_INSTALL) --no-build-isolation $(if $(filter .,$(PACKAGE)),-e) '$(PACKAGE)[$(EXTRAS)]'
+	@$(if $(filter .,$(PACKAGE)),mkdir -p $(VENV)/src && ln -sfn '$(CURDIR)' $(VENV)/src/crankshaft)
+	@$(if $(filter .,$(PACKAGE)),cd $(VENV)/lib/python*/site-packages && echo ../../../src > crankshaft.pth)
 	@touch $@
 
 define CHECK_PYTHON
