@@ -1,35 +1,11 @@
 """Explicit distributed training loops for TensorFlow 2: `from crankshaft import Trainer, mean, main`.
 
 Names are imported on first use, so that a mistake on a command line does not wait for TensorFlow. The first name that
-needs TensorFlow imports it, and hides its notes, but not its errors.
+needs TensorFlow imports it, and hides its notes, but not its errors. Type checkers and editors read `__init__.pyi`.
 """
 
 import sys
 from importlib import import_module
-
-TYPE_CHECKING = False  # a type checker takes it for true; typing takes as long to import as all that stands before it
-if TYPE_CHECKING:
-    from .engine.build import build_embeddings, build_layers, learning_rate, make_optimizer
-    from .engine.data.form import Padded
-    from .engine.data.run_data import Data
-    from .engine.data.source import Source, Spec
-    from .engine.metrics.means import auc, confusion_matrix, mean, root_mean_square
-    from .engine.metrics.pairs import Mean
-    from .engine.optimizers.averaging import Averaged
-    from .engine.step.batches import weighed
-    from .engine.step.context import step_context
-    from .engine.step.gathering import gather
-    from .engine.step.gradients import Update, minimize
-    from .engine.step.options import StepOptions
-    from .engine.trainer import Trainer
-    from .launch.api import load_model, open_run, run
-    from .launch.composition.open_run import Run
-    from .launch.fit import fit
-    from .launch.train import main
-    from .parts.keras_models.keras_metrics import KerasMetric
-    from .parts.keras_models.keras_trainer import KerasTrainer
-    from .parts.tables import Embedding
-    from .runner.failures import RunError, UsageError
 
 _HOMES = {
     "Averaged": "crankshaft.engine.optimizers.averaging",
@@ -74,40 +50,7 @@ _WITHOUT_TENSORFLOW = (
     "crankshaft.runner.failures",
 )
 
-__all__ = [
-    "Averaged",
-    "Data",
-    "Embedding",
-    "KerasMetric",
-    "KerasTrainer",
-    "Mean",
-    "Padded",
-    "Run",
-    "RunError",
-    "Source",
-    "Spec",
-    "StepOptions",
-    "Trainer",
-    "Update",
-    "UsageError",
-    "auc",
-    "build_embeddings",
-    "build_layers",
-    "confusion_matrix",
-    "fit",
-    "gather",
-    "learning_rate",
-    "load_model",
-    "main",
-    "make_optimizer",
-    "mean",
-    "minimize",
-    "open_run",
-    "root_mean_square",
-    "run",
-    "step_context",
-    "weighed",
-]
+__all__ = sorted(_HOMES.keys() - {"__version__"})
 
 
 def __getattr__(name: str):
@@ -119,4 +62,4 @@ def __getattr__(name: str):
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__, "__version__", *(name for name in globals() if name.startswith("__"))]

@@ -17,7 +17,7 @@ def on_config(config):
     """Shows mkdocstrings the package in a folder of its own: at the top of the repository it would read .venv too."""
     package = pathlib.Path(_LINKS.name, "crankshaft")
     package.mkdir(exist_ok=True)
-    for name in ("__init__.py", "engine", "input", "launch", "models", "parts", "runner"):
+    for name in ("__init__.py", "__init__.pyi", "engine", "input", "launch", "models", "parts", "runner"):
         if not (package / name).is_symlink():
             (package / name).symlink_to(_ROOT / name)
     config.plugins["mkdocstrings"].config.handlers["python"]["paths"] = [_LINKS.name]

@@ -178,7 +178,7 @@ def build_embeddings(trainer: Any) -> None:
         table.build(context.options.seed, context.num_servers)
 
 
-def make_optimizer(trainer: Any, variables: Sequence, optimizer: Any = None) -> optimizers.Optimizer:
+def make_optimizer(trainer: Any, variables: Sequence[Any], optimizer: Any = None) -> optimizers.Optimizer:
     """Makes an optimizer for variables: its slots, each variable's learning rate, and the weights' average.
 
     Args:

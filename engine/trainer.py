@@ -48,7 +48,7 @@ class Trainer(Traits, tf.Module):
     reduction = Reduction()
     predictions_memory_mb = 1024
 
-    def __init__(self):  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
+    def __init__(self) -> None:  # without tf.Module's `name`: a constructor's arguments are what `model_arg` sets
         super().__init__()
 
     # -- to override --------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Trainer(Traits, tf.Module):
         return False
 
     @property
-    def trainable_variables(self) -> list:
+    def trainable_variables(self) -> list[Any]:
         """The variables that the default step trains: the model's, then the embeddings' shards, without frozen ones."""
         inventory = getattr(self, "inventory", None) or Inventory(self)  # none yet in build
         variables = [*(self.model.trainable_variables if hasattr(self, "model") else ()), *inventory.shards]

@@ -4,6 +4,7 @@ The noise is the same each time, so the points' movement shows. Given a file nam
 """
 
 import sys
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,7 +27,7 @@ class Gan(crankshaft.Trainer):
 
     def losses(self, real):
         """The two losses, of a batch of points."""
-        noise = tf.random.stateless_normal([tf.shape(real)[0], 4], step_context().seed())
+        noise = tf.random.stateless_normal(tf.stack([tf.shape(real)[0], 4]), step_context().seed())
         of_fake, of_real = self.critic(self.generator(noise))[:, 0], self.critic(real)[:, 0]
         entropy = tf.nn.sigmoid_cross_entropy_with_logits
         wrong = entropy(tf.ones_like(of_real), of_real) + entropy(tf.zeros_like(of_fake), of_fake)
@@ -55,8 +56,8 @@ def picture(points: np.ndarray) -> str:
 def train(pictures: int = 5, steps: int = 400) -> tuple[str, float]:
     """Trains and draws in turn; returns the last picture, and how far the points are from the ring on average."""
     noise = np.random.default_rng(1).normal(size=(500, 4)).astype(np.float32)
-    flags = {"learning_rate": 0.002, "optimizer_arg": {"beta_1": 0.5}, "mode": "train", "jit": "off", "progress": "off"}
-    with crankshaft.open_run(Gan, data=(ring(4096),), **flags) as run:
+    flags: dict[str, Any] = {"learning_rate": 0.002, "optimizer_arg": {"beta_1": 0.5}, "jit": "off", "progress": "off"}
+    with crankshaft.open_run(Gan, data=(ring(4096),), mode="train", **flags) as run:
         for _ in range(pictures):
             losses = run.train(steps=steps)
             made = run.models["generator"](noise).numpy()

@@ -30,7 +30,7 @@ def examples_of(step, replica, num_replicas):
     positions = tf.range(start + size * replica // num_replicas, start + size * (replica + 1) // num_replicas)
     # The shuffle needs no buffer: a keyed permutation of an epoch's positions, evaluated at these. The key has random
     # bits, and the cipher 8 rounds, not 4: otherwise epochs' orders repeat or are similar. `engine/randomness.py`
-    key = tf.random.stateless_uniform([3], [SEED, epoch], minval=None, maxval=None, dtype=tf.int64, alg="philox")
+    key = tf.random.stateless_uniform([3], (SEED, epoch), None, None, tf.int64, alg="philox")  # type: ignore[arg-type]
     return tf.raw_ops.RandomIndexShuffle(index=positions, seed=key, max_index=EXAMPLES - 1, rounds=8)
 
 

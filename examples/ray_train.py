@@ -31,7 +31,7 @@ def loop(config: dict) -> None:
     os.environ.pop("TF_USE_LEGACY_KERAS", None)  # Ray selects Keras 2
     data = digits.load(None, seed=0)
     flags = {"strategy": "multi_worker", "checkpoint_every_steps": 100, "jit": "off", "progress": "plain"}
-    with crankshaft.open_run(Small, data=data, **config, **flags) as run:
+    with crankshaft.open_run(Small, data=data, **config | flags) as run:
         while run.stop is None:
             run.train(epochs=1)
             report({"step": run.step, **run.evaluate()}, config["run_dir"])
@@ -62,5 +62,5 @@ def train(run_dir: str, epochs: int) -> ray.train.Result:
 
 if __name__ == "__main__":
     ray.init()
-    reported = train(os.path.abspath(sys.argv[1]), epochs=int((*sys.argv, 20)[2])).metrics
+    reported = train(os.path.abspath(sys.argv[1]), epochs=int((*sys.argv, "20")[2])).metrics
     print(f"step {reported['step']}: loss {reported['loss']:.6f}, accuracy {reported['accuracy']:.4f}")

@@ -13,7 +13,9 @@ from crankshaft.engine.data.order import Order
 from crankshaft.engine.metrics.sums import LoopSums, stack, sum_specs
 from crankshaft.engine.step.runner import StepRunner
 from crankshaft.engine.strategies import register
-from crankshaft.engine.strategies.base import LoopResult, Program, Strategy
+from crankshaft.engine.strategies.base import Strategy
+from crankshaft.engine.strategies.loop_result import LoopResult
+from crankshaft.engine.strategies.program import Program
 
 
 class Steps(Program):
@@ -51,7 +53,7 @@ class StepByStep(Strategy):
     def program(self, step, feed, jit=False):
         runner, state, now = StepRunner(self.state.trainer), self.state, tf.constant(True)
         if step == "train":
-            return Steps(self.distribution, lambda *batch: runner.train_batch(*batch, now), feed, state)
+            return Steps(self.distribution, lambda batch, number: runner.train_batch(batch, number, now), feed, state)
 
         def evaluate(batch, number):
             return runner.evaluate_batch(batch, feed.batch_number(number), state, compute=None, predicts=False)
@@ -74,7 +76,7 @@ class Plane(Trainer):
 
 def data():
     points = np.random.default_rng(0).normal(size=(1000, 3)).astype("float32")
-    heights = points @ np.float32([[1.0], [-2.0], [0.5]]) + 3.0
+    heights = points @ np.array([[1.0], [-2.0], [0.5]], "float32") + 3.0
     return (points[:800], heights[:800]), (points[800:], heights[800:])
 
 

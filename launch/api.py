@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
@@ -21,15 +21,16 @@ from . import program
 from .assembly import assemble_run, run_to_end
 
 if TYPE_CHECKING:
+    from ..engine.trainer import Trainer
     from .composition.open_run import Run
 
 
 @explanations.explained
 def run(
-    trainer_class: type | None = None,
+    trainer_class: type[Trainer] | None = None,
     *,
-    data: Callable | Sequence | None = None,
-    hooks: Sequence = (),
+    data: Any = None,
+    hooks: Sequence[Any] = (),
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
@@ -82,10 +83,10 @@ def raise_signal_again(run: Run) -> None:
 
 @explanations.explained
 def open_run(
-    trainer_class: type | None = None,
+    trainer_class: type[Trainer] | None = None,
     *,
-    data: Callable | Sequence | None = None,
-    hooks: Sequence = (),
+    data: Any = None,
+    hooks: Sequence[Any] = (),
     may_change: Sequence[str] = (),
     **keywords: Any,
 ) -> Run:
@@ -145,8 +146,11 @@ def _configure(trainer_class, data, may_change: Sequence[str], keywords: dict[st
 
 @explanations.explained
 def load_model(
-    run_dir: str | os.PathLike, which: str | int = "latest", trainer_class: type | None = None, name: str | None = None
-):
+    run_dir: str | os.PathLike[str],
+    which: str | int = "latest",
+    trainer_class: type[Trainer] | None = None,
+    name: str | None = None,
+) -> Any:
     """Loads the Keras model of a run, with a checkpoint's weights: their moving average, if the run has one.
 
     It computes what `Trainer.forward` computes, with the tables as they were trained. If the run's Trainer overrides

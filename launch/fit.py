@@ -73,7 +73,7 @@ def fit(
     batch_size: int | None = None,
     epochs: int = 1,
     verbose: int | str = "auto",
-    callbacks: Sequence[tf.keras.callbacks.Callback] | None = None,
+    callbacks: Sequence[Any] | None = None,
     validation_split: float = 0.0,
     validation_data: Any = None,
     shuffle: bool = True,
@@ -85,7 +85,7 @@ def fit(
     validation_batch_size: int | None = None,
     validation_freq: int | Sequence[int] = 1,
     *,
-    hooks: Sequence = (),
+    hooks: Sequence[Any] = (),
     **flags: Any,
 ) -> api.Run:
     """Trains a compiled Keras model with the names and defaults of its own `fit`, and returns the run.

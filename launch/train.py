@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from absl import flags
@@ -35,10 +35,10 @@ _COMMAND = "crankshaft train"  # the first argument of the command; a script has
 
 
 def main(
-    trainer_class=None,
+    trainer_class: type | None = None,
     *,
-    data: Callable | Sequence | None = None,
-    hooks: Sequence = (),
+    data: Any = None,
+    hooks: Sequence[Any] = (),
     argv: list[str] | None = None,
     may_change: Sequence[str] = (),
 ) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..engine.record.recorder import Recorder
 
 
-class HistoryEntries(list):
+class HistoryEntries(list[dict[str, Any]]):
     """The entries of a history, dictionaries, in their order.
 
     Attributes:

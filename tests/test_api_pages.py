@@ -23,6 +23,7 @@ ENTRIES = [name for page in PAGES for name in re.findall(r"^::: (\S+)$", page.re
 def public(module: str) -> list[str]:
     """Reads a module's `__all__`, without importing it."""
     path = ROOT.joinpath(*module.split(".")[1:], "__init__.py")
+    path = stub if (stub := path.with_suffix(".pyi")).exists() else path
     assigned = [each for each in ast.parse(path.read_text("utf-8")).body if isinstance(each, ast.Assign)]
     return next(ast.literal_eval(each.value) for each in assigned if ast.unparse(each.targets[0]) == "__all__")
 

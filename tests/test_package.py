@@ -27,7 +27,8 @@ def test_setup_lists_every_package():
 
 
 def test_names_are_there_and_others_are_not():
-    assert {"Mean", "Trainer", "main", "mean"} <= set(dir(crankshaft))
+    assert {name for name in dir(crankshaft) if not name.startswith("__")} == {*crankshaft.__all__}
+    assert {"Mean", "Trainer", "main", "mean", "__version__"} <= set(dir(crankshaft))
     assert crankshaft.Trainer.__module__ == "crankshaft.engine.trainer"
     with pytest.raises(AttributeError, match="'crankshaft' has no attribute 'Trainr'"):
         _ = crankshaft.Trainr

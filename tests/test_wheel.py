@@ -100,7 +100,13 @@ def test_a_wheel_installs_one_package(installed):
     python, packages = installed
     ours = {path.name for path in packages.iterdir()} - {"others.pth", "bin", "__pycache__"}
     assert {name for name in ours if not name.endswith(".dist-info")} == {"crankshaft"}
-    for name in ("py.typed", "input/data/digits.csv.gz", "launch/command.py", "parts/dashboard/assets/page.html"):
+    for name in (
+        "py.typed",
+        "__init__.pyi",
+        "input/data/digits.csv.gz",
+        "launch/command.py",
+        "parts/dashboard/assets/page.html",
+    ):
         assert (packages / "crankshaft" / name).exists()
     assert not (packages / "crankshaft" / "tests").exists()
     done = subprocess.run(

@@ -33,7 +33,7 @@ class Spec:
       3136
     """
 
-    shape: tuple[int | None, ...]
+    shape: Sequence[int | None]
     dtype: Any
     is_ragged: bool = dataclasses.field(default=False, repr=False)
     has_lengths: bool = dataclasses.field(default=True, repr=False)

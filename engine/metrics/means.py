@@ -97,7 +97,7 @@ def _weighed_mean(kind: type[Mean], pair: Mean) -> Any:
     return weighed_by(kind(*pair), lambda examples: kind(*weigh(examples)), pair.has_weights)
 
 
-def auc(labels: Any, logits: Any, weights: Any = None) -> Auc:
+def auc(labels: Any, logits: Any, weights: Any = None) -> Mean:
     """Returns the pair of a binary classifier's area under the ROC curve.
 
     In evaluations of up to some 10^7 examples it is exact: the fraction of (positive, negative) pairs in the right
@@ -121,7 +121,7 @@ def auc(labels: Any, logits: Any, weights: Any = None) -> Auc:
     return weighed_by(pair, lambda its: auc(labels, scores, combined(weights, its, scores)), weights is not None)
 
 
-def confusion_matrix(labels: Any, predictions: Any, mask: Any = None) -> Confusion:
+def confusion_matrix(labels: Any, predictions: Any, mask: Any = None) -> Mean:
     """Returns the pair of a classifier's confusion matrix, for an evaluation's report by class.
 
     Each example counts as one, whatever its weight. Training steps omit it, at no cost.
@@ -145,7 +145,7 @@ def confusion_matrix(labels: Any, predictions: Any, mask: Any = None) -> Confusi
     cells = tf.where(in_range & counted, labels * classes + predicted, -1)  # -1 is not counted
     counts = tf.math.unsorted_segment_sum(tf.ones_like(labels, tf.float32), cells, classes * classes)
     unknown = tf.reduce_sum(tf.cast(counted & ~in_range, tf.float32))
-    return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))
+    return Confusion(counts, tf.pad(unknown[tf.newaxis], [[0, classes * classes - 1]]))  # type: ignore[return-value]
 
 
 def scaled(pair: Mean, factors: tf.Tensor) -> Mean:

@@ -13,8 +13,10 @@ from ..errors import UsageError
 from . import ranking
 
 
-class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
+class Pair(NamedTuple("Pair", [("total", Any), ("count", Any)])):
     """The base of all kinds of pairs: a sum and a count.
+
+    To type checkers what makes a metric returns a `Mean`, so that a user's `metrics` is a dict[str, Mean] of any kind.
 
     Attributes:
       weigh: recomputes the pair with the examples' weights, float32 [batch]; None if their values are unknown.
@@ -39,10 +41,10 @@ class Pair(NamedTuple("Pair", [("total", tf.Tensor), ("count", tf.Tensor)])):
             return self * next((x for x in inputs if x is not self), self)
         return getattr(ufunc, method)(*(tuple(x) if isinstance(x, Pair) else x for x in inputs), **options)
 
-    def __mul__(self, factor: Any) -> Pair:
+    def __mul__(self, factor: Any) -> Mean:
         _not_a_tensor(self)
 
-    def __rmul__(self, factor: Any) -> Pair:
+    def __rmul__(self, factor: Any) -> Mean:
         return self * factor
 
 

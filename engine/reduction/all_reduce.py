@@ -101,10 +101,10 @@ class Reduction(tf.Module):
 
     def sum(
         self,
-        gradients: Sequence,
+        gradients: Sequence[Any],
         count: tf.Tensor,
         averages: Sequence[tf.Variable] | None = None,
-        variables: Sequence = (),
+        variables: Sequence[Any] = (),
     ) -> tuple[Gradients, tf.Tensor]:
         """Sums across all replicas, and aggregates state that each replica assigned by itself.
 

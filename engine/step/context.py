@@ -103,8 +103,8 @@ class StepContext:
     """
 
     graph: tf.Graph | None = None
-    step: tf.Tensor | None = None
-    replica: tf.Tensor | None = None
+    step: Any = None
+    replica: Any = None
     shard: tf.Tensor | None = None
     has_examples: tf.Tensor | None = None
     collect_norm: tf.Tensor | None = None

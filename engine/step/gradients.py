@@ -22,7 +22,7 @@ _HALVES = (tf.bfloat16, tf.float16)
 _UNIQUE = "crankshaft_rows_each_once"  # a graph's collection
 
 
-class Gradients(Sequence):
+class Gradients(Sequence[Any]):
     """A list of gradients (tensors, `tf.IndexedSlices`, None), and the factors by which they are yet to be multiplied.
 
     Dividing by the count, unscaling and clipping are a factor each. Multiplying is a pass over all gradients, up to a
@@ -166,8 +166,8 @@ class Update:
     def __init__(
         self,
         trainer: Any,
-        gradients: Sequence,
-        variables: Sequence,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
         options: StepOptions | None = None,
         loss_scale: Any = None,
     ):
@@ -213,7 +213,7 @@ class Update:
         self.gradients = gradients
         self._loss_scale = loss_scale or getattr(trainer, "loss_scale", None)  # float16's
 
-    def apply(self, optimizer: Any, variables: Sequence) -> None:
+    def apply(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Updates some of the variables, and their average, by an optimizer; does nothing in a skipped step."""
         if others := [variable_path(v) for v in variables if id(tf_variable(v)) not in self._positions]:
             raise UsageError(f"Update has no gradient of {others[0]}; pass it all gradients of the update")

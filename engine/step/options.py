@@ -159,7 +159,7 @@ class RunContext:
     """
 
     options: StepOptions = StepOptions()
-    num_classes: int | None = None
+    num_classes: Any = None
     vocabulary: dict[str, int] | None = None
     num_servers: int = 1
     example: Any = None

@@ -44,6 +44,13 @@ class _InProgress(NamedTuple):
     shares: bool
 
 
+# What a program uses of a run; the rest is its parts, for the modes.
+SHOWN = (
+    "best_model close code evaluate extra generate history is_open model models names page predict reset_patience "
+    "restore result run_dir save set_weights step stop train trainer"
+).split()
+
+
 class Run(BaseRun):
     """A run: the result of `crankshaft.run`, or an open run of `open_run`.
 
@@ -51,6 +58,12 @@ class Run(BaseRun):
       run_dir: the folder of its files; None without one.
       is_open: whether it is open.
     """
+
+    run_dir: str | None
+    is_open: bool
+
+    def __dir__(self) -> list[str]:
+        return [*object.__dir__(object()), *SHOWN]
 
     def mark_open(
         self,
@@ -66,7 +79,7 @@ class Run(BaseRun):
           stack: the contexts that closing the run exits.
           page: makes the page of the run in a folder.
         """
-        self.run_dir: str | None = self.config.configured_run_dir
+        self.run_dir = self.config.configured_run_dir
         self.is_open = True
         self._outcome_writer, self._isolation, self._stack = outcome_writer, isolation, stack
         self._page = page
@@ -91,7 +104,7 @@ class Run(BaseRun):
         return self
 
     @explanations.explained
-    def __exit__(self, kind, error, _) -> None:
+    def __exit__(self, kind: Any, error: Any, _: Any) -> None:
         self._end(error)
 
     @explanations.explained
@@ -104,7 +117,7 @@ class Run(BaseRun):
         self._end(None)
 
     @explanations.explained
-    def train(self, steps: int | None = None, epochs: float | None = None, data=None) -> Means:
+    def train(self, steps: int | None = None, epochs: float | None = None, data: Any = None) -> Means:
         """Trains the given number of steps or epochs, from where the run is.
 
         With neither, it trains to the end of a run that has one. It ends earlier where the run does, or a hook stops
@@ -222,7 +235,7 @@ class Run(BaseRun):
         return weights.keras_models(weights.unsharded_trainer(self))
 
     @property
-    def model(self) -> tf.keras.Model:
+    def model(self) -> Any:
         """The trained Keras model, with the last weights; with their moving average, if there is one.
 
         After training on one device it is the model that is trained; on replicas or servers, and with an average, one
@@ -238,7 +251,7 @@ class Run(BaseRun):
         return saved_run.model_of_trainer(self._evaluated_trainer(), predicting.view_run(self), self._isolation)
 
     @explanations.explained
-    def set_weights(self, values: Sequence | Mapping[str, Any], name: str | None = None) -> None:
+    def set_weights(self, values: Sequence[Any] | Mapping[str, Any], name: str | None = None) -> None:
         """Sets weights, on all replicas, shards and servers, and their moving averages; the optimizer keeps its state.
 
         The next checkpoint has them. Each process of a run makes the call, with the same values. An `Averaged`
@@ -258,7 +271,7 @@ class Run(BaseRun):
         with self._call("set_weights", name=name):
             weights.set_weights(self, values, name)
 
-    def best_model(self) -> tf.keras.Model:
+    def best_model(self) -> Any:
         """Returns a Keras model, as `model`, with the weights of the best evaluation by --monitor.
 
         Raises:
@@ -347,7 +360,7 @@ class Run(BaseRun):
             return generate.generate_after(self, prompt, **sampling)
 
     @explanations.explained
-    def evaluate(self, data=None) -> dict[str, float]:
+    def evaluate(self, data: Any = None) -> dict[str, float]:
         """Computes the metrics' means, with the weights that evaluations use, each example once.
 
         Args:

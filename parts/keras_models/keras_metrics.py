@@ -12,7 +12,7 @@ import tensorflow as tf
 from ...engine.errors import UsageError, reason
 from ...engine.internals import keras
 from ...engine.metrics.means import combined, weighed_by
-from ...engine.metrics.pairs import KerasSums
+from ...engine.metrics.pairs import KerasSums, Mean
 from . import keras_compile, trials
 
 _LENGTHS = (3, 2)  # in a trial's batches, along axes that are padded
@@ -62,7 +62,7 @@ class KerasMetric:
         direction = keras_compile.metric_direction(self._metric)
         return type("KerasSums", (KerasSums,), {"value": lambda sums: part(self._value(sums)), "direction": direction})
 
-    def __call__(self, y_true, y_pred=None, sample_weight=None) -> KerasSums:
+    def __call__(self, y_true, y_pred=None, sample_weight=None) -> Mean:
         """Computes this batch's contribution to the metric's state. Replica code; arguments as Keras's `update_state`.
 
         Raises: ValueError for a metric whose state is not sums.
