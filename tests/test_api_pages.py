@@ -10,6 +10,7 @@ import re
 
 import pytest
 
+from crankshaft.launch.composition import open_run
 from tests import promised
 from tests.pages import ROOT
 
@@ -51,6 +52,13 @@ def test_an_entry_says_what_a_caller_needs_and_its_examples_run(entry):
     report: list[str] = []
     doctest.DocTestRunner().run(found, out=report.append)
     assert not report, "".join(report)
+
+
+def test_a_run_lists_what_programs_use():
+    names = [name for name in dir(object.__new__(open_run.Run)) if not name.startswith("__")]
+    assert names == sorted(open_run.SHOWN)
+    assert "begin_loop" not in names
+    assert [name for name in names if not hasattr(open_run.Run, name)] == ["is_open", "run_dir"]  # set on opening
 
 
 def test_names_arguments_and_flags_that_a_release_has_promised_are_there():

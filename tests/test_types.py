@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import pathlib
 import re
@@ -15,7 +16,6 @@ import venv
 import pytest
 
 from tests.pages import GUIDES, ROOT, blocks
-from tests.waiting import PATIENCE
 
 PYRIGHT = "pyright@1.1.414"
 # What both checkers pass strictly, but for what TensorFlow and Keras leave unknown.
@@ -107,7 +107,7 @@ def write_blocks(folder: pathlib.Path) -> None:
             if block.language != "python":
                 continue
             name = f"{page.stem}_{block.title.removesuffix('.py') or block.line}"
-            text = re.sub(r"^from (\w+) import", lambda match: _of_page(page, match), block.text, flags=re.M)
+            text = re.sub(r"^from (\w+) import", functools.partial(_of_page, page), block.text, flags=re.M)
             tree = ast.parse(text)
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             bound = set().union(*map(_bound, tree.body))
@@ -158,16 +158,22 @@ def test_mypy_finds_mistakes_and_none_in_what_guides_and_examples_show(environme
 
 @pytest.fixture(scope="module")
 def pyright(tmp_path_factory):
-    """The program: that of PATH, or one that npm gets from its registry."""
-    if found := shutil.which("pyright"):
-        return found
+    """The program, which npm gets from its registry."""
     folder = tmp_path_factory.mktemp("npm")
-    if not shutil.which("npm"):
-        pytest.skip("npm is not installed")
-    command = ["npm", "install", "--silent", "--fetch-retries=0", f"--prefix={folder}", PYRIGHT]
-    if subprocess.run(command, timeout=PATIENCE).returncode:
-        pytest.skip(f"npm can't install {PYRIGHT}")
-    return folder / "node_modules" / ".bin" / "pyright"
+    program = folder / "node_modules" / ".bin" / "pyright"
+    install = [
+        "npm",
+        "install",
+        "--silent",
+        "--fetch-retries=0",
+        "--fetch-timeout=30000",
+        f"--prefix={folder}",
+        PYRIGHT,
+    ]
+    for command in (install, [program, "--version"]):
+        if not shutil.which(command[0]) or subprocess.run(command).returncode:
+            pytest.skip(f"npm can't install {PYRIGHT}, or it does not start")
+    return program
 
 
 @pytest.mark.thorough

@@ -12,6 +12,8 @@ import pytest
 import tensorflow as tf
 
 import crankshaft
+import crankshaft.engine.layers
+import crankshaft.parts.sharding
 from crankshaft import Source, Spec, Trainer, UsageError, load_model, mean, run
 from crankshaft.engine.data import form
 from crankshaft.parts.keras_models.keras_trainer import KerasTrainer
@@ -331,3 +333,13 @@ def test_requests_of_a_stateful_model_are_of_its_batch_size_and_begin_with_zeros
         np.testing.assert_allclose(serve(features=tf.constant(walks[:4]))["outputs"], expected, rtol=1e-5, atol=1e-6)
     with pytest.raises((tf.errors.InvalidArgumentError, TypeError)):
         serve(features=tf.constant(walks[:1]))
+
+
+def test_another_process_opens_a_keras_file_once_it_has_imported_the_modules_of_its_layers(tmp_path):
+    path = tmp_path / "own.keras"
+    layers = [crankshaft.engine.layers.Dense(3), crankshaft.parts.sharding.Dense(2)]
+    tf.keras.Sequential([L.Input([4]), *layers]).save(path)
+    code = "import sys, crankshaft.engine.layers, crankshaft.parts.sharding as parts, keras\n"
+    code += "assert type(keras.models.load_model(sys.argv[1]).layers[1]) is parts.Dense"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
