@@ -86,11 +86,11 @@ def choose(logits, temperature, top_k, seed) -> tf.Tensor:
 
     def top_k_only():
         least = tf.math.top_k(logits, tf.minimum(top_k, count)).values[:, -1:]
-        return tf.where(logits < least, -float("inf"), logits)
+        return tf.where(logits < least, tf.float32.min, logits / temperature)  # not -inf, which is checked for
 
     def sample():
-        allowed = tf.cond(top_k > 0, top_k_only, lambda: logits)
-        return tf.random.stateless_categorical(allowed / temperature, 1, seed, tf.int32)[:, 0]
+        scaled = tf.cond(top_k > 0, top_k_only, lambda: logits / temperature)
+        return tf.random.stateless_categorical(scaled, 1, seed, tf.int32)[:, 0]
 
     return tf.cond(temperature > 0, sample, lambda: tf.argmax(logits, 1, tf.int32))
 

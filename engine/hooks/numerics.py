@@ -31,18 +31,11 @@ def check_labels(pairs: Mapping[str, Pair], title: str) -> None:
             raise LabelError(f"{title}: {name}: {mistake}")
 
 
-def enable() -> None:
-    """Makes TensorFlow check the outputs of every op from now on; call it before tracing anything.
+def explain(error: Exception) -> str | None:
+    """Explains an error of `check_numerics`: the op, its output, shape, and the user's line that created it. Else None.
 
-    An op that yields an inf or NaN raises `tf.errors.InvalidArgumentError`, which `explain` parses. It is slow, and XLA
-    can't compile it: it needs `jit` off.
     https://www.tensorflow.org/api_docs/python/tf/debugging/enable_check_numerics
     """
-    tf.debugging.enable_check_numerics()
-
-
-def explain(error: Exception) -> str | None:
-    """Explains an error due to `enable`: the op, its output, shape, and the user's line that created it. Else None."""
     text = str(error)
     match = re.search(r"Detected Infinity or NaN in output (\d+) of (?:graph|eagerly-executing) op \"([^\"]+)\"", text)
     if not match:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute
+from tensorflow.python.debug.lib import check_numerics_callback
 from tensorflow.python.distribute import collective_util, cross_device_utils, distribute_lib
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps_utils, config, op_def_registry
@@ -592,6 +593,30 @@ def is_deterministic() -> bool:
 def set_deterministic(value: bool) -> None:
     """Sets whether TensorFlow's kernels in this process have to be deterministic."""
     (config.enable_op_determinism if value else config.disable_op_determinism)()
+
+
+def numerics_check() -> Any:
+    """Returns what checks each number that this thread computes (`tf.debugging.enable_check_numerics`), or None."""
+    return getattr(check_numerics_callback._state, "check_numerics_callback", None)
+
+
+@contextlib.contextmanager
+def checking_numerics(checks: bool | None) -> Iterator[None]:
+    """Sets whether each number is checked that this thread computes or traces; None leaves it. Restores what it found.
+
+    An op that yields an inf or NaN raises `tf.errors.InvalidArgumentError`. It is slow, and XLA can't compile it.
+    """
+    found = numerics_check()
+    if checks is not None:
+        (tf.debugging.enable_check_numerics if checks else tf.debugging.disable_check_numerics)()
+    try:
+        yield
+    finally:
+        if numerics_check() is not found:
+            tf.debugging.disable_check_numerics()
+            if found is not None:
+                check_numerics_callback._state.check_numerics_callback = found  # with the program's limits
+                tf.debugging.enable_check_numerics()
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def configure(
       discovery: `parts.clusters.discovery`, if the process may have other tasks.
       to_trainer: makes a Trainer of the compiled Keras model that --model=FILE may have; see `launch.program`.
     """
-    effective = {**vars(Flags()), **_precision_of_policy(given, trainer_class), **given}
+    effective = {**vars(Flags()), **_programs_settings(given, trainer_class), **given}
     script, from_run = dict(script_flags or {}), dict[str, Any]()
     if remote:
         effective["run_dir"] = remote.folder
@@ -103,12 +103,21 @@ def configure(
     )
 
 
+def _programs_settings(given: Mapping[str, Any], trainer_class: type | None) -> dict[str, Any]:
+    """Returns the flags that the program has set in TensorFlow or Keras, as their defaults. Raises `UsageError`."""
+    if not {"keras", "tensorflow"} <= sys.modules.keys():
+        return {}
+    from ...engine.internals.tensorflow import numerics_check
+
+    return {"check_numerics": numerics_check() is not None, **_precision_of_policy(given, trainer_class)}
+
+
 def _precision_of_policy(given: Mapping[str, Any], trainer_class: type | None) -> dict[str, str]:
     """Returns the precision that Keras's global policy names, if the program has set one. Raises `UsageError`.
 
-    It is a default: a run that is read has its own. A compiled model's layers have their policies already.
+    A run that is read has its own. A compiled model's layers have their policies already.
     """
-    if not {"keras", "tensorflow"} <= sys.modules.keys() or getattr(trainer_class, "default_policy", None) is not None:
+    if getattr(trainer_class, "default_policy", None) is not None:
         return {}
     from ...engine.internals.keras_state import default_policy
 

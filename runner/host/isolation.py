@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-import tensorflow as tf
 from absl import flags as absl_flags
 from absl.testing import flagsaver
 
-from ...engine.hooks import numerics
 from ...engine.internals import keras_state, tensorflow
 from ...engine.machine.threads import PROCESS
 from .. import terminal
@@ -38,14 +36,14 @@ class Isolation:
     Args:
       defaults: Keras's, as `program_defaults` returns them; None is those in which it is entered first.
       script_flags: values of the script's own absl flags, by name; the others stay unchanged.
-      check_numerics: whether TensorFlow checks each number that it computes.
+      check_numerics: whether TensorFlow checks each number that it computes; None leaves that to the program.
     """
 
     def __init__(
         self,
         defaults: Mapping[str, Any] | None = None,
         script_flags: Mapping[str, Any] | None = None,
-        check_numerics: bool = False,
+        check_numerics: bool | None = None,
     ):
         process_defaults = dict(defaults or {})
         self._policy = process_defaults.pop("dtype_policy", None)
@@ -74,20 +72,18 @@ class Isolation:
         flags = self._script_flags
         if flags is not None:
             absl_flags.FLAGS.mark_as_parsed()
-        with flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext(), self.defaults():
+        given = flagsaver.flagsaver(**flags) if flags else contextlib.nullcontext()
+        with given, self.defaults(), tensorflow.checking_numerics(self._check_numerics):
             programs = keras_state.exchange_state(self._keras or keras_state.initial_state(self._policy))
             before = _RANDOM.enter(self._random_state) if uses_random else None
             was_deterministic = _DETERMINISM.enter(self._is_deterministic)
             programs_keys = _COLLECTIVE_KEYS.enter(self._collective_keys)
             streams = _STREAMS.enter(terminal.escaping_streams())
             self._thread.is_within = True
-            if self._check_numerics:
-                numerics.enable()
             try:
                 yield
             finally:
                 self._thread.is_within = False
-                tf.debugging.disable_check_numerics()
                 _STREAMS.leave(streams)
                 _COLLECTIVE_KEYS.leave(programs_keys)
                 self._is_deterministic = _DETERMINISM.leave(was_deterministic)

@@ -23,6 +23,7 @@ from absl.testing import flagsaver
 import crankshaft
 from crankshaft import RunError, Trainer, UsageError, load_model, mean, run, step_context
 from crankshaft.engine.hooks import every_epoch, every_steps
+from crankshaft.engine.internals.tensorflow import numerics_check
 from crankshaft.engine.record.events import read
 from tests.engine.trainers import Columns
 from tests.parts.tensorboard.boards import raw_events, scalars
@@ -377,6 +378,23 @@ def test_nothing_of_a_run_is_left():
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert tf.keras.config.dtype_policy().name == "float32"
     assert np.isnan(tf.math.log(-1.0))  # numerics are not checked any more
+
+
+def test_a_program_that_checks_numerics_does_so_in_its_runs_and_after_them(request):
+    class Broken(Plane):
+        def loss(self, outputs, batch):
+            return mean(tf.math.log(-1.0 - tf.square(outputs[:, 0])))
+
+    how = {"data": data, "train_steps": 2, "progress": "off"}
+    request.addfinalizer(tf.debugging.disable_check_numerics)
+    tf.debugging.enable_check_numerics(path_length_limit=40)
+    enabled = numerics_check()
+    with pytest.raises(RunError, match="nan first in output 0 of op Log"):
+        run(Broken, **how)
+    run(Plane, **how, check_numerics=False, jit="on")
+    assert numerics_check() is enabled
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        tf.math.log(-1.0)
 
 
 def test_keras_global_policy_is_the_precision_unless_both_are_set_and_differ(tmp_path, caplog, request):

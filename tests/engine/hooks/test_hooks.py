@@ -431,7 +431,7 @@ def test_periodic_hook_of_period_0_is_never_due(mlp):
 
 @pytest.fixture
 def check_numerics():
-    numerics.enable()
+    tf.debugging.enable_check_numerics()
     yield
     tf.debugging.disable_check_numerics()
 

@@ -72,6 +72,7 @@ OF_OWNERS = {
     f"{_REDUCE}.distribute_lib.ReplicaContextBase": "_merge_call _replica_id",
     "keras.Variable": "_name _value",
     "tensorflow.python.ops.script_ops": "_py_funcs",
+    "tensorflow.python.debug.lib.check_numerics_callback": "_state",
     "tensorflow.python.ops.summary_ops_v2": "_summary_state",
     "keras.src.ops.function.Function": "_inputs_struct _run_through_graph",
     "tensorflow.python.trackable.base.Trackable": (
