@@ -38,6 +38,7 @@ _OBJECTS = (
 )
 # Larger arrays, collections and attributes are compared by their identity, since that is done before each call.
 _CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
+_READ = ": "  # in a path, before the name of what a function reads of its module
 _LEFT_OUT = (
     f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
     "go on with the former, without a line"
@@ -46,21 +47,33 @@ _SET_BY_A_TRACE = (
     "%s: a step sets it, from %s to %s, only as it is traced, and all steps compute with the trace's value; keep it in "
     "a tf.Variable, which the step assigns, or use step_context().step"
 )
+_CHANGED_CODE = "%s: steps go on with its code as it was traced, and it has changed; open another run to train with it"
 _IN_A_GRAPH = object()  # a tensor that a trace has left: a cache of the last call, which each call sets again
 
 
 class _Reference:
-    """An array, a function or an object in an attribute, equal to another by its checksum or by its identity."""
+    """An array, a function or an object in an attribute, equal to another by its identity or, without, its contents."""
 
-    def __init__(self, value: Any, text: str, checksum: int | None = None):
-        self.value = value if checksum is None else None
-        self.text, self.checksum = text, checksum
+    def __init__(self, value: Any, text: str, contents: Any = None):
+        self.value, self.text, self.contents = value, text, contents
 
     def __eq__(self, other):
-        return isinstance(other, _Reference) and self.value is other.value and self.checksum == other.checksum
+        return isinstance(other, _Reference) and self.value is other.value and self.contents == other.contents
 
     def __repr__(self):
         return self.text
+
+
+class _Function(_Reference):
+    """A function: `%autoreload` replaces the code of one that stays itself, and makes a module's helpers again."""
+
+    def __init__(self, value: Any):
+        if not _is_users(value):
+            super().__init__(value, value.__qualname__)
+            return
+        code, *defaults = _code(value)
+        contents = _computed(code, value.__doc__), dict(_values(defaults))
+        super().__init__(value if value.__closure__ else None, value.__qualname__, contents)
 
 
 class _Large(_Reference):
@@ -81,7 +94,8 @@ class Captured:
         # Of all that is in the attributes: the dictionary or list in which it is, its name there, and the object.
         self._places: Sequence[Sequence[Any]] = (), (), ()
         self._lengths: list[tuple[Any, int]] = []  # of these dictionaries and lists
-        self._changing: list[tuple[Any, dict[str, Any]]] = []  # what can change in itself, with its values
+        self._changing: list[tuple[Any, dict[str, Any]]] = []  # arrays, with their values
+        self._code: list[tuple[Any, tuple]] = []  # of the user's functions
         self._is_traced = False
         self._warned: set[str] = set()
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
@@ -128,8 +142,8 @@ class Captured:
         lengths |= {id(where): where for where, *_ in found.values() if not isinstance(where, types.MappingProxyType)}
         self._places = [*zip(*found.values(), strict=True)] or ((), (), ())
         self._lengths = [(where, len(where)) for where in lengths.values()]
-        functions = map(_function, self._places[2])
-        self._changing = [(x, dict(_values(x))) for x in functions if isinstance(x, np.ndarray) or _read_outside(x)]
+        self._changing = [(x, dict(_values(x))) for x in self._places[2] if isinstance(x, np.ndarray)]
+        self._code = [(x, _code(x)) for x in map(_function, self._places[2]) if _is_users(x)]
 
     def _is_as_noted(self) -> bool:
         """Returns whether all objects and their values are the same; a new one might hide that of a class."""
@@ -141,6 +155,7 @@ class Captured:
         return (
             is_same
             and all(len(where) == length for where, length in self._lengths)
+            and all(all(map(operator.is_, _code(function), before)) for function, before in self._code)
             and all(dict(_values(value)) == before for value, before in self._changing)
         )
 
@@ -171,7 +186,9 @@ class Captured:
             present = _compared(_function(getattr(owner, name, None)))
             for part in {**before, **present}:
                 was, now = before.get(part), present.get(part)
-                if now is not was and now != was:
+                # A function whose code has changed may read other things of its module.
+                is_read_by_both = _READ not in part or (was is not None and part in present)
+                if now is not was and now != was and is_read_by_both:
                     yield f"{title}.{name}{part}", was, now, part not in before
 
     def _compare(self, path: str, before: Any, now: Any, is_new: bool) -> None:
@@ -189,6 +206,9 @@ class Captured:
             )
         if self._is_traced:
             self._warned.add(path)
+            if isinstance(before, _Function) and isinstance(now, _Function):
+                logging.warning(_CHANGED_CODE, path)
+                return
             logging.warning(
                 "%s: a step that reads it keeps %s, as it was traced, and it is %s now; have the step read a "
                 "tf.Variable, which checkpoints keep, and assign that",
@@ -233,16 +253,25 @@ def _compared(value: Any) -> dict[str, Any]:
 def _places(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any, Any]]:
     """Yields (dictionary or list, name, object) of all that is in an attribute, at any depth, each once.
 
+    Of a user's function these are what it reads of its module, and what the helpers there read that it calls.
+
     Args:
       seen: the `id`s of the objects whose parts were yielded before; these are added.
     """
-    if id(value) in seen or not _is_searched(value):
+    if id(value) in seen:
         return
-    seen.add(id(value))
-    place = vars(value) if isinstance(value, tf.Module) else value
-    for name, item in items(value):
-        yield place, name, item
-        yield from _places(item, seen)
+    if _is_users(value):
+        seen.add(id(value))
+        for name, item, is_compared in _read_outside(value):
+            yield types.MappingProxyType(value.__globals__), name, item
+            if is_compared:
+                yield from _places(item, seen)
+    elif _is_searched(value):
+        seen.add(id(value))
+        place = vars(value) if isinstance(value, tf.Module) else value
+        for name, item in items(value):
+            yield place, name, item
+            yield from _places(item, seen)
 
 
 def _is_searched(value: Any) -> bool:
@@ -255,12 +284,34 @@ def _function(value: Any) -> Any:
     return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
 
 
-def _read_outside(value: Any) -> dict[str, Any]:
-    """Returns the numbers and arrays that a user's function reads of its module, as a notebook's cells set them."""
-    if type(value) is not types.FunctionType or str(value.__module__).partition(".")[0] in _LIBRARIES:
-        return {}
-    read = {name: value.__globals__.get(name) for name in _globals_in(value.__code__)}
-    return {name: x for name, x in read.items() if x is not None and isinstance(x, (*_PLAIN, np.ndarray))}
+def _is_users(value: Any) -> bool:
+    """Whether it is a function in Python that is not a library's."""
+    return type(value) is types.FunctionType and str(value.__module__).partition(".")[0] not in _LIBRARIES
+
+
+def _read_outside(function: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Yields (name, value, whether it is compared) of what a function reads of its module or notebook.
+
+    Numbers, arrays and the module's own functions are compared. Of anything else, such as a class, only the kind is: a
+    module makes it again each time that it is loaded.
+    """
+    module = function.__globals__
+    for name in _globals_in(function.__code__):
+        if (value := module.get(name, module)) is not module:
+            is_helper = _is_users(value) and value.__globals__ is module
+            yield name, value, is_helper or isinstance(value, (*_PLAIN, np.ndarray))
+
+
+def _code(function: Any) -> tuple[types.CodeType, Any, Any]:
+    return function.__code__, function.__defaults__, function.__kwdefaults__
+
+
+@functools.cache
+def _computed(code: types.CodeType, doc: str | None = None) -> tuple:
+    """Returns what decides what code computes, without its lines' numbers and its docstring."""
+    constants = code.co_consts[1:] if code.co_consts[:1] == (doc,) else code.co_consts
+    nested = (_computed(x) if isinstance(x, types.CodeType) else repr(x) for x in constants)
+    return code.co_code, code.co_names, *nested
 
 
 @functools.cache
@@ -280,11 +331,16 @@ def _values(value: Any, path: str = "", seen: set[int] | None = None) -> Iterato
         is_checked = value.nbytes <= _CHECKED_BYTES and value.dtype != object
         checksum = zlib.crc32(value.tobytes()) if is_checked else None
         described = f"{value.dtype}{[*value.shape]}"
-        yield path, _Reference(value, f"{described} (checksum {checksum:x})" if is_checked else described, checksum)
+        text = f"{described} (checksum {checksum:x})" if is_checked else described
+        yield path, _Reference(None if is_checked else value, text, checksum)
     elif isinstance(value, _FUNCTIONS):
-        yield path, _Reference(value, value.__qualname__)
-        for name, read in _read_outside(value).items():
-            yield from _values(read, f"{path}: {name}")
+        yield path, _Function(value)
+        if _is_users(value) and id(value) not in seen:
+            seen.add(id(value))
+            for name, read, is_compared in _read_outside(value):
+                kind = _Reference(None, type(read).__name__, type(read).__qualname__)
+                inside = _values(read, "", seen) if is_compared else [("", kind)]
+                yield from ((f"{path}{_READ}{name}{part}", x) for part, x in inside)
     elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:
         yield path, _Reference(value, f"{len(value)} items")
     elif isinstance(value, _COLLECTIONS) and id(value) not in seen and (inside := [*items(value)]):

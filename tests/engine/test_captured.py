@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from IPython.extensions.autoreload import superreload
 
 from crankshaft import make_optimizer, mean
 from crankshaft.engine.errors import UsageError
@@ -223,3 +227,56 @@ def test_what_a_loss_has_read_of_its_module_is_named_once_as_it_changes(bench, c
     said = [line.partition(":")[2] for line in caplog.messages if line.startswith("Cell.loss:")]
     assert [line.partition(":")[0].strip() for line in sorted(said)] == ["SCALE", "WEIGHTS"]
     assert "keeps 1.0, as it was traced, and it is 10.0 now" in caplog.text
+
+
+EDITED = """
+import tensorflow as tf
+
+from crankshaft import mean
+from tests.engine.trainers import Squares
+
+FACTOR = 2.0
+
+def distance(a, b, scale=1.0):
+    return scale * scaled(a - b)
+
+def scaled(difference):
+    return FACTOR * tf.square(difference)
+
+class Edited(Squares):
+    def build_model(self):
+        return tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
+
+    def loss(self, outputs, batch):
+        return mean(distance(outputs[:, 0], batch[1]))
+"""
+
+
+def test_a_loss_and_its_helpers_are_named_once_autoreload_has_changed_what_they_compute(
+    bench, caplog, monkeypatch, tmp_path
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    (tmp_path / "edited.py").write_text(EDITED)
+    module = importlib.import_module("edited")
+    monkeypatch.setitem(sys.modules, "edited", module)
+    run, text, old_objects = bench(module.Edited(), DATA, 4), EDITED, {}
+    run.run(1)
+
+    def lines_after(before: str, after: str) -> list[str]:
+        nonlocal text
+        assert before in text
+        text = text.replace(before, after, 1)
+        (tmp_path / "edited.py").write_text(text)
+        caplog.clear()
+        superreload(module, old_objects=old_objects)
+        run.run(1)
+        return sorted(line.partition(": steps")[0] for line in caplog.messages)
+
+    for place in ("FACTOR", "def scaled", "    def loss"):
+        assert not lines_after(place, f"# As {place.split()[-1]} was.\n{place}")
+    assert not lines_after("return FACTOR", '"""Scales it."""\n    return FACTOR')
+    reached = "Edited.loss: distance"
+    assert lines_after("FACTOR * tf.square", "tf.abs") == [f"{reached}: scaled"]  # and not that FACTOR is another
+    assert lines_after("scale=1.0", "scale=2.0") == [reached]
+    assert lines_after("return mean(distance", "return 2.0 * mean(distance") == ["Edited.loss"]

@@ -336,4 +336,6 @@ def text(tmp_path):
 @pytest.mark.thorough
 def test_numerics_are_checked_op_by_op(inside, tmp_path, text):
     inside(*RUN, text[0], "--train_steps=2", "--check_numerics", f"--run_dir={tmp_path}/run").ok()
-    inside("--mode=generate", f"--run_dir={tmp_path}/run", "--prompt=to", "--sampling=tokens=3", "--check_numerics").ok()
+    inside(
+        "--mode=generate", f"--run_dir={tmp_path}/run", "--prompt=to", "--sampling=tokens=3", "--check_numerics"
+    ).ok()
