@@ -7,6 +7,7 @@ A script of your own becomes such a program by `crankshaft.main(MyTrainer, data=
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import gc
 import os
@@ -136,6 +137,9 @@ class _Program:
                 yield
         except KeyboardInterrupt:  # before the first step or after the last: else the loop saves and ends
             self.code = failures.fail(failures.EXIT_INTERRUPTED, "interrupted; the run's saved files are unchanged")
+        except bdb.BdbQuit as error:  # q in a debugger
+            traceback.print_exception(error)
+            self.code = failures.EXIT_INTERRUPTED
         except Exception as error:  # the border of the program: every failure becomes one line here
             if self._has_debug:
                 traceback.print_exception(error)

@@ -5,6 +5,7 @@ Crankshaft's own errors have their line and exit code; `_EXPLANATIONS` is for ev
 
 from __future__ import annotations
 
+import bdb
 import errno
 import functools
 import os
@@ -60,8 +61,8 @@ def explained(call: Callable[P, R]) -> Callable[P, R]:
 
 def _to_programs_error(error: Exception) -> Exception:
     """Converts an error to the one that a program gets, with its cause; it may be the same."""
-    if not isinstance(error, CrankshaftError) and _is_programs(error):
-        return error
+    if isinstance(error, bdb.BdbQuit) or (not isinstance(error, CrankshaftError) and _is_programs(error)):
+        return error  # of `q` in a debugger, wherever that was
     explained = _explained(error)
     explained.message = f"{explained.message}{_limit(error)}"
     explained.args = (explained.message,)

@@ -132,6 +132,8 @@ class Progress(Hook):
 class Bar:
     """A progress bar at the bottom of the terminal; lines printed meanwhile, by logging too, go above it.
 
+    `breakpoint` leaves the terminal to the debugger: nothing is drawn until that no longer traces the program.
+
     Args:
       file: the terminal.
       description: text before the bar.
@@ -154,10 +156,8 @@ class Bar:
         )
         self._task = self._progress.add_task(description, total=total, text="starting")
         self._progress.update(self._task, completed=completed)
-        before = sys.stderr
-        self._progress.start()
-        self._stderr = sys.stderr  # rich's, which writes above the bar
-        terminal.redirect_log(before, self._stderr)
+        self._start()
+        self._hook = sys.breakpointhook = _BreakpointHook(self._stop, sys.breakpointhook)
 
     @property
     def width(self) -> int:
@@ -166,7 +166,11 @@ class Bar:
 
     def draw(self, completed: float, description: str, text: str) -> None:
         """Redraws the bar, which takes about a millisecond; `text` follows it."""
-        self._progress.update(self._task, completed=completed, description=description, refresh=True, text=text)
+        self._progress.update(self._task, completed=completed, description=description, text=text)
+        if self._progress.live.is_started:
+            self._progress.refresh()
+        elif sys.gettrace() is None:
+            self._start()
 
     def print(self, line: str) -> None:
         """Prints a line above the bar."""
@@ -174,8 +178,34 @@ class Bar:
 
     def close(self) -> None:
         """Restores the terminal."""
+        if sys.breakpointhook is self._hook:
+            sys.breakpointhook = self._hook.programs
+        self._stop()
+
+    def _start(self) -> None:
+        before = sys.stderr
+        self._progress.start()
+        self._stderr = sys.stderr  # rich's, which writes above the bar
+        terminal.redirect_log(before, self._stderr)
+
+    def _stop(self) -> None:
         self._progress.stop()
         terminal.redirect_log(self._stderr, sys.stderr)
+
+
+class _BreakpointHook:
+    """Stops a bar, and is then the program's `sys.breakpointhook`.
+
+    A debugger stops in the frame that has called it. So none of this is one: a property's has ended by then.
+    """
+
+    def __init__(self, stop: Callable[[], None], programs: Callable):
+        self._stop, self.programs = stop, programs
+
+    @property
+    def __call__(self) -> Callable:
+        self._stop()
+        return self.programs
 
 
 class CellBar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import functools
 import io
 import json
@@ -359,6 +360,19 @@ def test_what_the_programs_own_code_raises_reaches_it_as_it_is(where):
     asked = {"hook": {"data": data, "hooks": [every_steps(1, prune)]}, "data": {"data": prune}}
     with pytest.raises(Pruned, match="worse than others"):
         run(Plane, train_steps=9, **QUIET, **asked.get(where, {"data": lambda: (Pruning(), None), "mode": "train"}))
+
+
+def test_leaving_a_debugger_ends_with_its_own_traceback(inside):
+    class Left(Plane):
+        def loss(self, outputs, batch):
+            raise bdb.BdbQuit  # q at a prompt here
+
+    with pytest.raises(bdb.BdbQuit) as raised:
+        run(Left, data=data, train_steps=2, **QUIET)
+    assert functions_of(raised.value)[-1] == "loss"
+    program = inside("--train_steps=2", "--jit=off", "--progress=off", trainer=Left, data=data)
+    assert program.code == 130
+    assert program.err.endswith("bdb.BdbQuit\n")
 
 
 def test_nothing_of_a_run_is_left():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import inspect
 import io
 import json
 import os
@@ -268,6 +269,33 @@ def test_bar_gives_the_cursor_back_after_an_exception_and_close(bound, terminal)
     progress.close()
     progress.close()
     assert read().count("\x1b[?25h") == 1
+
+
+def test_a_breakpoint_leaves_the_terminal_to_a_debugger_that_begins_in_its_caller(terminal, monkeypatch):
+    def debugger(*_, header):
+        caller = inspect.currentframe().f_back
+        found.append((caller.f_code.co_name, header, sys.stdout is stdout))
+        monkeypatch.setattr(sys, "gettrace", lambda: debugger)  # a debugger's prompt comes once this has returned
+
+    (file, read), found, stdout = terminal, [], sys.stdout
+    monkeypatch.setattr(sys, "breakpointhook", debugger)
+    bar = progress.Bar(file, "step 0/9", 9)
+    assert sys.stdout is not stdout  # what is printed goes above the bar
+    breakpoint(header="look")
+    bar.draw(1, "step 1/9", "at the prompt")
+    monkeypatch.setattr(sys, "gettrace", lambda: None)
+    bar.draw(2, "step 2/9", "it goes on")
+    assert sys.stdout is not stdout
+    bar.close()
+    assert found == [(inspect.currentframe().f_code.co_name, "look", True)]
+    assert (sys.breakpointhook, sys.stdout) == (debugger, stdout)
+    bar = progress.Bar(file, "step 0/9", 9)
+    sys.breakpointhook = print  # the program's own, meanwhile
+    bar.close()
+    assert sys.breakpointhook is print
+    shown = read()
+    assert "it goes on" in shown
+    assert "at the prompt" not in shown
 
 
 def test_evaluations_and_log_stand_above_the_bar(bound, terminal, monkeypatch):
