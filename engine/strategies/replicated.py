@@ -258,7 +258,9 @@ class Replicated(Strategy):
             self._syncs.before_call()
         step, began = program.step, pace.clock()
         steps = pace.next_steps(step, program.feed.max_steps_per_call(step, limit), limit)
-        result = program(step, steps, *loop_inputs, due=step + limit)
+        with tf.profiler.experimental.Trace("train", step_num=step, _r=1) as event:  # nothing unless one profiles
+            result = program(step, steps, *loop_inputs, due=step + limit)
+            event.set_metadata(steps=result.steps)
         # It waits for the call before this one, so at most two are in flight and the clock measures the device, not the
         # queue.
         pace.add_call(result, began)
