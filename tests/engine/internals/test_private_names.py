@@ -54,7 +54,7 @@ OF_OWNERS = {
     ),
     f"{_REDUCE}.coordinator.cluster_coordinator.ClusterCoordinator": "_create_per_worker_resources",
     f"{_REDUCE}.collective_all_reduce_strategy.CollectiveAllReduceExtended": (
-        "_cross_device_ops _get_variable_creator_initial_value _num_workers"
+        "_collective_keys _cross_device_ops _get_variable_creator_initial_value _num_workers"
     ),
     _LAYER: (
         "_call_has_training_arg _dtype_policy _flatten_layers _get_own_losses _layers _non_trainable_variables "
