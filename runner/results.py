@@ -45,8 +45,10 @@ class RunOutcomeWriter:
         self._has_ended = False
 
     def check_folder(self) -> None:
-        """Raises `UsageError` where the run_dir is not this run's any more."""
+        """Raises `CrankshaftError` where the run_dir is not this run's any more, or a copy of it is not whole."""
         if self.lock:
+            if self._config.remote:
+                self._config.remote.check()
             self.lock.check()
 
     def set(self, result: dict[str, Any], code: int) -> None:

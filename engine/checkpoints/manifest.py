@@ -34,6 +34,7 @@ _OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flag
 _OBJECTS += [("about", "compile"), ("about", "final_averages"), ("host_state", "state"), ("host_state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_EXTRA_BYTES = 1 << 20
+Remove = Callable[[str], bool]  # as `remove` does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +138,21 @@ class Manifest:
         return not any(os.path.exists(os.path.join(directory, name)) for name in self.files)
 
 
-def publish(manifest: Manifest, folder: str) -> None:
+def remove(path: str) -> bool:
+    """Removes a file or a link, but no folder; returns whether there was one. Raises OSError if its folder is a link.
+
+    Somebody who may write to a run's folder could have put the link to another run's checkpoints there.
+    """
+    folder, name = os.path.split(path)
+    try:
+        with files.folder_below(*os.path.split(folder)) as opened:
+            os.remove(name, dir_fd=opened)
+    except (FileNotFoundError, IsADirectoryError):
+        return False
+    return True
+
+
+def publish(manifest: Manifest, folder: str, remove: Remove = remove) -> None:
     """Moves a checkpoint's files from the folder in which they were written to the directory, its manifest last.
 
     Raises:
@@ -160,10 +175,10 @@ def publish(manifest: Manifest, folder: str) -> None:
     files.sync(directory)
     for name in manifest.files:
         os.replace(os.path.join(folder, name), os.path.join(directory, name))
-    _rename_to_manifest(manifest)
+    _rename_to_manifest(manifest, remove)
 
 
-def _rename_to_manifest(manifest: Manifest) -> None:
+def _rename_to_manifest(manifest: Manifest, remove: Remove) -> None:
     """Renames the list of a checkpoint whose files are in the directory to its manifest."""
     directory, path = os.path.dirname(manifest.prefix), manifest.path
     if os.path.exists(path):  # of the same step, written earlier, perhaps in more files
@@ -177,7 +192,7 @@ def _rename_to_manifest(manifest: Manifest) -> None:
     files.sync(directory)
 
 
-def finish_interrupted_writes(directory: str) -> list[str]:
+def finish_interrupted_writes(directory: str, remove: Remove = remove) -> list[str]:
     """Publishes checkpoints whose files were all moved; removes the other interrupted ones, and returns their files."""
     removed = []
     for name in listdir(directory):
@@ -188,7 +203,7 @@ def finish_interrupted_writes(directory: str) -> list[str]:
         except CheckpointError:
             continue  # it lists no file
         if manifest.problem() is None:
-            _rename_to_manifest(manifest)
+            _rename_to_manifest(manifest, remove)
             continue
         # A file that differs from the list is not this write's: an earlier checkpoint of the step may have that name.
         for file in manifest.files:
@@ -210,20 +225,6 @@ def unlisted_files(directory: str) -> list[str]:
 def is_file_after(name: str, step: int) -> bool:
     """Returns whether a name is that of a run's checkpoint file of a later step."""
     return bool(_FILE.fullmatch(name)) and step_from_name(name) > step
-
-
-def remove(path: str) -> bool:
-    """Removes a file or a link, but no folder; returns whether there was one. Raises OSError if its folder is a link.
-
-    Somebody who may write to a run's folder could have put the link to another run's checkpoints there.
-    """
-    folder, name = os.path.split(path)
-    try:
-        with files.folder_below(*os.path.split(folder)) as opened:
-            os.remove(name, dir_fd=opened)
-    except (FileNotFoundError, IsADirectoryError):
-        return False
-    return True
 
 
 def read(path: str) -> Manifest:

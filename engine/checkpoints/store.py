@@ -90,6 +90,7 @@ class Checkpoints:
       overtakes: whether a save waits for no earlier one: one that has not begun to be written gives way to it. Only
         saves of one process do.
       after: other checkpoints of the run: what was saved there before a save here is on the disk before it.
+      removing: called with the path of each file that this object is about to remove, or to move, in any thread.
 
     Attributes:
       written: called in the writing thread when a checkpoint is complete, with its manifest and the seconds it took.
@@ -107,8 +108,9 @@ class Checkpoints:
         check: Callable[[], None] = lambda: None,
         overtakes: bool = False,
         after: Checkpoints | None = None,
+        removing: Callable[[str], None] = lambda path: None,
     ):
-        self.check = check
+        self.check, self._removing = check, removing
         self.directory = os.path.abspath(directory)
         self.writes = writes
         self.writer = writer or WritingProcess()
@@ -144,7 +146,7 @@ class Checkpoints:
         self.wait()
         if not self.writes or self.writer.process:
             return []
-        removed = manifests.finish_interrupted_writes(self.directory)
+        removed = manifests.finish_interrupted_writes(self.directory, self._remove)
         names = manifests.listdir(self.directory)
         removed += [name for name in names if _FOLDER.fullmatch(name) and _discard(os.path.join(self.directory, name))]
         if names := manifests.unlisted_files(self.directory):
@@ -152,7 +154,7 @@ class Checkpoints:
         listed = self._catalogue.read_all()[0]
         swept = [os.path.basename(manifest.path) for manifest in listed if manifest.gone()]
         if len(swept) < len(listed):  # else keep the last trace of a run
-            removed += [name for name in swept if manifests.remove(os.path.join(self.directory, name))]
+            removed += [name for name in swept if self._remove(os.path.join(self.directory, name))]
         for name in removed:
             logging.info("removed %s, left by a process that was killed", name)
         return removed
@@ -175,7 +177,8 @@ class Checkpoints:
             target = os.path.join(folder, name)
             while os.path.lexists(target):
                 target += "~"
-            os.rename(os.path.join(self.directory, name), target)
+            self._removing(path := os.path.join(self.directory, name))
+            os.rename(path, target)
         message = "%s: no manifest lists %s, newer than %s, as if copied in part: moved to %s (%.1f MiB)"
         logging.warning(message, self.directory, listed, whole.name, folder, size / 2**20)
 
@@ -472,7 +475,7 @@ class Checkpoints:
                 shares.discard(saving.folder, self.writer.process)
                 shares.write_failure(saving.folder, self.writer.process, why)
             else:
-                manifests.finish_interrupted_writes(self.directory)
+                manifests.finish_interrupted_writes(self.directory, self._remove)
                 _discard(saving.folder)
 
     def _write_own(self, saving: _Saving) -> list[str]:
@@ -521,9 +524,13 @@ class Checkpoints:
         swept = [manifest for manifest in listed[: max(0, len(listed) - left)] if manifest.step != self._current_step]
         for manifest in swept:
             for name in manifest.files:
-                manifests.remove(os.path.join(self.directory, name))
-            manifests.remove(manifest.path)
+                self._remove(os.path.join(self.directory, name))
+            self._remove(manifest.path)
         return bool(swept)
+
+    def _remove(self, path: str) -> bool:
+        self._removing(path)
+        return manifests.remove(path)
 
     def _known(self) -> list[Manifest]:
         """Lists the checkpoints on the disk in the order of removal: broken ones, by size, then the oldest."""
@@ -555,7 +562,7 @@ class Checkpoints:
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )
-        manifests.publish(manifest, folder)
+        manifests.publish(manifest, folder, self._remove)
         _discard(saving.folder)
         for name in manifests.listdir(self.directory):
             # Of an earlier save that failed here first: another process began to write its share later.

@@ -168,6 +168,8 @@ def build_checkpoints(
     writer = WritingProcess(strategy.host, attempt, _step_timeout_seconds(config))
     folder = config.files
     options: dict[str, Any] = {"about": about, "writer": writer, "check": check_folder}
+    if config.remote:
+        options["removing"] = config.remote.removing
     # If the run has an evaluator, that alone writes the best checkpoint.
     writes_best = config.is_evaluator or not config.has_evaluator
     best = Checkpoints(folder.best, state.checkpoint, keep=1, writes=writes_best, overtakes=True, **options)

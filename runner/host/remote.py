@@ -3,7 +3,8 @@
 A run appends, locks and renames, which such file systems do not offer. So it works in a folder of this machine, filled
 from the other one as the process begins; what it writes is copied from there about once a second: the list of a
 checkpoint's files, the files, and then the list is renamed to the manifest. A process that is killed at any moment
-leaves complete checkpoints, and incomplete ones are recognized, as on a local disk.
+leaves complete checkpoints, and incomplete ones are recognized, as on a local disk. Only what the run removes here is
+removed there: if another program (a cleaner of temporary files) has removed a file of its own, the run ends.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _PUSH_SECONDS = 1.0
 # What is of this machine alone: locks, files that are not whole yet. Event files are never read again by a run.
 _NOT_PUSHED = re.compile(r"\.lock.*|.*\.tmp|.*\.writing|ckpt-\d+_temp\w*")
 _NOT_PULLED = (NAMES.tensorboard, NAMES.logs, NAMES.export)
+_NEEDED = (NAMES.config, NAMES.model, NAMES.events, NAMES.checkpoints, NAMES.best)  # by a run that goes on
 _FIX = "see that it is there and that this machine may write to it, or use another run_dir"
 
 
@@ -65,7 +67,9 @@ class RemoteFolder:
         name = f"crankshaft-run-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
         self.folder, lock = files.locked_folder(name)
         self._remove = weakref.finalize(self, _remove, self.folder, lock)
-        self._pushed: dict[str, tuple[int, int] | None] = {}  # (size, time of change) by path within the folder
+        # (size, time of change) by path within the folder, of files that are there, and that the run has removed here
+        self._pushed: dict[str, tuple[int, int] | None] = {}
+        self._removed: dict[str, tuple[int, int] | None] = {}
         with _explained(UsageError, f"run_dir={url} can't be read"):
             storage.retried(url, self._pull)
 
@@ -86,7 +90,8 @@ class RemoteFolder:
             for name in names:
                 path = os.path.join(inner, name)
                 gfile.copy(f"{self.url}/{path}", os.path.join(self.folder, path), overwrite=True)
-                self._pushed[path] = self._state(path)
+                # What a killed process has left there of a copy goes with the first push.
+                (self._removed if _NOT_PUSHED.fullmatch(name) else self._pushed)[path] = self._state(path)
 
     @contextlib.contextmanager
     def pushing(self) -> Iterator[None]:
@@ -101,6 +106,7 @@ class RemoteFolder:
         finally:
             ended.set()
             thread.join()
+            self.check()
             try:
                 with _explained(RunError, f"the run's files can't be copied to run_dir={self.url}"):
                     self.push()
@@ -115,13 +121,38 @@ class RemoteFolder:
             try:
                 self.push()
                 warned = False
+            except RunError as error:
+                logging.warning("%s", error)
+                return
             except Exception as error:  # of TensorFlow's file systems; tried again
                 if not warned:
                     logging.warning("run_dir=%s can't be written now (%s); tried again", self.url, reason(error))
                 warned = True
 
+    def removing(self, path: str) -> None:
+        """Notes that the run is about to remove a file here, for the next push. Called in any thread."""
+        inner = os.path.relpath(path, self.folder)
+        self._removed[inner] = self._state(inner)
+
+    def check(self) -> None:
+        """Raises `RunError` if files are gone here that a run needs and has not removed. Called in any thread."""
+        if lost := [path for path in [*self._pushed] if self._is_lost(path)]:
+            more = f" and {len(lost) - 1:,} more" if lost[1:] else ""
+            raise RunError(
+                f"run_dir={self.url}: another program has removed {lost[0]}{more} from its copy, {self.folder}; set "
+                "TMPDIR to a folder that nothing cleans, and start again: the run goes on from run_dir, which has them"
+            )
+
+    def _is_lost(self, path: str) -> bool:
+        is_here = self._state(path) is not None  # looked at first: the run notes what it removes before it does
+        return not is_here and path.split(os.sep)[0] in _NEEDED and path not in self._removed
+
     def push(self) -> None:
-        """Copies each file that has changed since it was copied last, and removes checkpoints that are gone here."""
+        """Copies each file that has changed since it was copied last, and removes those that the run has removed.
+
+        Raises `RunError`, and changes nothing, if others are gone here.
+        """
+        self.check()
         states = {path: state for path in self._paths() if (state := self._state(path))}
         sealed = {path.removesuffix(SUFFIX) for path in states if path.endswith(SUFFIX)}
         changed = [path for path in states if _is_whole(path, sealed) and self._pushed.get(path) != states[path]]
@@ -133,15 +164,14 @@ class RemoteFolder:
         for path in lists:
             storage.gfile(self.url).rename(f"{self.url}/{path}{WRITING}", f"{self.url}/{path}", overwrite=True)
         self._pushed.update((path, states[path]) for path in changed)
-        gone = [
-            path
-            for path in self._pushed
-            if path not in states and path.split(os.sep)[0] in (NAMES.checkpoints, NAMES.best)
-        ]
-        for path in sorted(gone, key=lambda path: path.endswith(SUFFIX)):  # a file without one is nobody's
-            if storage.gfile(self.url).exists(f"{self.url}/{path}"):
-                storage.gfile(self.url).remove(f"{self.url}/{path}")
-            del self._pushed[path]
+        for path in sorted([*self._removed], key=lambda path: path.endswith(SUFFIX)):  # a file without one is nobody's
+            if path not in states:
+                if storage.gfile(self.url).exists(f"{self.url}/{path}"):
+                    storage.gfile(self.url).remove(f"{self.url}/{path}")
+                self._pushed.pop(path, None)
+            elif self._state(path) in (None, self._removed[path]):
+                continue  # for the next push; else it was removed before, and this is a new one of its name
+            del self._removed[path]
 
     def _copy(self, path: str, to: str) -> bool:
         """Copies a file there, under a path within the folder; returns whether it was still here."""
@@ -153,7 +183,7 @@ class RemoteFolder:
             gfile.copy(os.path.join(self.folder, path), f"{target}.tmp", overwrite=True)
         except Exception:
             # The run removes old checkpoints meanwhile.
-            if self._state(path) is None:
+            if self._state(path) is None and not self._is_lost(path):
                 return False
             raise
         gfile.rename(f"{target}.tmp", target, overwrite=True)

@@ -171,9 +171,9 @@ def test_room_is_made_before_a_write_but_two_stay_until_it_is_whole(tmp_path, mo
     checkpoints = make(tmp_path, state, keep)
     at_write, write = [], manifests.publish
 
-    def spy(manifest, folder):
+    def spy(*given):
         at_write.append([step for step in (1, 2, 3, 4) if data_file(tmp_path, step).exists()])
-        write(manifest, folder)
+        write(*given)
 
     monkeypatch.setattr(manifests, "publish", spy)
     checkpoints.save(4, {}, wait=True)

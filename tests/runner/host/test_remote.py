@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import tempfile
@@ -13,6 +14,8 @@ import time
 import pytest
 import tensorflow as tf
 
+import crankshaft
+from crankshaft.engine.hooks import every_steps
 from crankshaft.engine.machine import files
 from crankshaft.parts.launchers.resources import free_ports
 from crankshaft.runner.failures import RunError, UsageError
@@ -62,11 +65,14 @@ def test_a_name_that_leads_out_of_a_bucket_is_refused_before_anything_is_copied(
         remote.RemoteFolder(url)
 
 
-def test_checkpoints_that_are_removed_here_are_removed_there(inside, url):
-    flags = ("--train_steps=50", "--checkpoint_every_steps=10", "--keep_checkpoints=2")
-    inside(*RUN, f"--run_dir={url}", *flags).ok()
-    found = {name for name in names(url) if name.startswith("checkpoints/ckpt-") and name.endswith(".manifest.json")}
-    assert found == {f"checkpoints/ckpt-{step}.manifest.json" for step in (40, 50)}
+def test_what_a_run_removes_or_sets_aside_here_goes_there(inside, url):
+    flags = (f"--run_dir={url}", "--checkpoint_every_steps=10", "--keep_checkpoints=2")
+    inside(*RUN, *flags, "--train_steps=30").ok()
+    tf.io.gfile.GFile(f"{url}/checkpoints/ckpt-90.index", "w").write("x")  # of another copy, in part
+    inside(*RUN, *flags, "--train_steps=50").ok()
+    found = {name for name in names(url) if re.fullmatch(r"checkpoints/.*ckpt-\d+\.(index|manifest\.json)", name)}
+    whole = {f"checkpoints/ckpt-{step}.{end}" for step in (40, 50) for end in ("index", "manifest.json")}
+    assert found == whole | {"checkpoints/incomplete/ckpt-90.index"}
 
 
 def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
@@ -83,6 +89,7 @@ def test_files_of_a_checkpoint_are_copied_only_when_it_is_whole(url):
     assert not [name for name in names(url) if name.endswith(".writing")]
     (checkpoints / "incomplete").mkdir()
     for path in checkpoints.glob("ckpt-5.*[!p]"):
+        folder.removing(path)
         path.rename(checkpoints / "incomplete" / path.name) if path.suffix == ".index" else path.unlink()
     folder.push()
     assert names(url) == {"checkpoints/checkpoint", "checkpoints/incomplete/ckpt-5.index"}  # set aside, not removed
@@ -113,7 +120,7 @@ def test_files_are_copied_as_they_are_written_and_a_failure_is_told_once_and_tri
         monkeypatch.setattr(remote, "_PUSH_SECONDS", 60.0)
         time.sleep(0.1)
         (here / "last").write_text("x")
-        (here / "file").unlink()  # nobody's but a checkpoint's file is removed there
+        (here / "file").unlink()  # not by the run, which does not need it
     assert names(url) == {"one", "other", "last", "file"}
     monkeypatch.setattr(tf.io.gfile, "copy", refused)
     with pytest.raises(RunError, match=rf"can't be copied to run_dir={url} .*; its files are in {here}.kept$"):
@@ -138,14 +145,18 @@ def test_a_folder_of_a_run_may_be_copied_elsewhere_and_what_goes_meanwhile_is_no
 
     def goes(path, to, overwrite):
         if path.endswith("index"):
-            os.remove(path)  # by the run, which keeps newer ones
+            folder.removing(path)  # the run, which keeps newer ones
+            os.remove(path)
         copy(path, to, overwrite)
 
     monkeypatch.setattr(tf.io.gfile, "copy", goes)
     folder.push()
     assert names(board) == {"train/events"}
     assert names(url) == {"logs/0", "checkpoints/ckpt-1.manifest.json"}
-    (here / "checkpoints/ckpt-1.manifest.json").unlink()
+    folder.removing(manifest := here / "checkpoints/ckpt-1.manifest.json")
+    folder.push()
+    assert names(url) == {"logs/0", "checkpoints/ckpt-1.manifest.json"}  # it is here still
+    manifest.unlink()
     folder.push()
     assert names(url) == {"logs/0"}
     folder.push()
@@ -154,6 +165,52 @@ def test_a_folder_of_a_run_may_be_copied_elsewhere_and_what_goes_meanwhile_is_no
     monkeypatch.setattr(tf.io.gfile, "copy", copy)
     again = remote.RemoteFolder(url)
     assert os.listdir(again.folder) == ["checkpoints"]  # what no run reads again is not copied here
+
+
+def test_what_another_program_removes_here_ends_the_run_and_stays_there(url, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    whole = {"checkpoints/ckpt-20.manifest.json", "checkpoints/ckpt-40.manifest.json"}
+
+    def clean(status, _):
+        if status.step == 60:
+            wait_until(lambda: whole <= names(url))
+            (found,) = tmp_path.glob("crankshaft-run-*/checkpoints/ckpt-40.index")
+            found.unlink()
+            wait_until(lambda: caplog.records)
+
+    flags = {"model": "mlp", "input": "digits", "jit": "off", "run_dir": url, "train_steps": 80, "eval_every_steps": 0}
+    line = f"^run_dir={url}: another program has removed checkpoints/ckpt-40.index from its copy, {tmp_path}/.*TMPDIR"
+    with pytest.raises(RunError, match=line):
+        crankshaft.run(**flags, checkpoint_every_steps=20, hooks=[every_steps(20, clean)])
+    assert {name for name in names(url) if name.endswith(".manifest.json")} == whole
+    assert crankshaft.run(**flags).result["resumed_from"] == 40
+
+
+@pytest.mark.parametrize("is_again", [False, True])
+def test_only_the_removals_of_the_run_are_repeated(url, is_again):
+    folder = remote.RemoteFolder(url)
+    path = pathlib.Path(folder.folder, "best", "ckpt-1.manifest.json")
+    path.parent.mkdir()
+    path.write_text("{}")
+    folder.push()
+    if is_again:  # removed by the run, and written again, before a copy
+        folder.removing(path)
+        path.unlink()
+        path.write_text("{...}")
+        folder.push()
+    path.unlink()
+    path.with_name("ckpt-2.manifest.json").write_text("{}")
+    with pytest.raises(RunError, match=r"another program has removed best/ckpt-1\.manifest\.json from"):
+        folder.push()
+    assert names(url) == {"best/ckpt-1.manifest.json"}
+
+
+def test_what_a_killed_process_left_of_a_copy_goes_with_the_next_one(url):
+    tf.io.gfile.makedirs(f"{url}/checkpoints")
+    for name in ("config.json", "checkpoints/ckpt-5.index.tmp", "checkpoints/ckpt-5.manifest.json.writing.tmp"):
+        tf.io.gfile.GFile(f"{url}/{name}", "w").write("x")
+    remote.RemoteFolder(url).push()
+    assert names(url) == {"config.json"}
 
 
 def test_the_copy_goes_with_the_object(url):
