@@ -88,9 +88,9 @@ def outside(intervals: Mapping[str, Interval | Expression], name: str, value: An
         return None
     if value in ((), []):
         return f"{name}= is empty and not {interval}"
-    for number in value if isinstance(value, (tuple, list)) else (value,):
-        if number not in interval:
-            return f"{name}={number!s:.60} is not {interval}"
+    numbers = value if isinstance(value, (tuple, list)) else (value,)
+    if not all(number in interval for number in numbers):
+        return f"{name}={','.join(map(str, numbers)):.60} is not {interval}"
     return None
 
 

@@ -220,6 +220,11 @@ def coerce_arguments(flag: str, values: Mapping[str, Any], entry: Entry) -> dict
             raise UsageError(f"{flag} {name}={value}: {entry.name} takes no arguments; leave it out")
         if name not in names:
             raise UsageError(f"{flag} {name}: {entry.name} has no such argument; {nearest(name, names)}")
+        if isinstance(value, UntypedText) and (more := names.intersection(re.findall(r",\s*(\w+)\s*=", value))):
+            raise UsageError(
+                f"{flag}={name}={value:.60} has a second argument, {min(more)}; give each its own {flag}=NAME=VALUE, "
+                "in Python one dictionary"
+            )
         arguments[name] = coerce_argument(flag, name, value, entry.defaults.get(name))
         if fault := outside(entry.intervals, name, arguments[name]):
             raise UsageError(f"{flag} {fault}; give {entry.name} one that is")

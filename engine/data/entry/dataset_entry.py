@@ -12,6 +12,7 @@ import tensorflow as tf
 from ... import logging
 from ...errors import UsageError
 from ...internals import pipelines
+from ...internals.tensorflow import remove_generated_files
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
@@ -105,6 +106,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     stream.element_spec = tf.nest.map_structure(with_origin, stream.element_spec, given)
     warn_of_padding(name, stream.element_spec, rules)
     stream.batch_examples = batch_examples
+    remove_generated_files()  # to count the examples may take long
     return with_lengths(stream)
 
 

@@ -134,7 +134,9 @@ class Indices(Blocks):
             with tf.device("CPU:0"):
                 seed = tf.constant(order.seed or 0, tf.int64)
             following = tf.data.Dataset.range(block + _AT_ONCE, tf.int64.max)
-            yield from untuned(following.map(lambda number: examples(number, seed)).prefetch(2))
+            # AutoGraph would write a file, which a kill leaves in TMPDIR.
+            indices = tf.autograph.experimental.do_not_convert(lambda number: examples(number, seed))
+            yield from untuned(following.map(indices).prefetch(2))
 
         super().__init__(order, open_at, devices.copy if devices.on_gpus else None)
 

@@ -140,8 +140,8 @@ class ReadFeed(Feed):
             with tf.device("CPU:0"):
                 return [traced(tf.constant(first_block, tf.int64), *last)]
         blocks = tf.data.Dataset.range(first_block * len(replicas), end * len(replicas)).map(
+            tf.autograph.experimental.do_not_convert(lambda number: traced(number, *last)),  # as in `Indices`
             # Two at a time: one block is read while the other waits; more would only hold memory.
-            lambda number: traced(number, *last),
             num_parallel_calls=2,
             # The distributed iterator hands blocks to replicas in turn.
             deterministic=True,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ... import logging
 from ...errors import UsageError, reason
 from ...internals import pipelines
-from ...internals.tensorflow import iterator_state, restore_iterator, shuffled
+from ...internals.tensorflow import iterator_state, remove_generated_files, restore_iterator, shuffled
 from ...randomness import epoch_seed
 from ..buckets import in_windows
 from ..form import fields, zeros
@@ -363,6 +363,7 @@ class StreamedFeed(Feed):
             options.deterministic = True
         epochs = self._with_shuffle_states(epochs)
         batches = untuned((epochs.prefetch(_AHEAD) if is_ahead else epochs).with_options(options))
+        remove_generated_files()
         if not self._distributes:
             return batches
         # TensorFlow does not notice it. For a dataset that may end, replicas ask each other at each step.

@@ -24,6 +24,17 @@ class Line(crankshaft.Trainer):
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("resident_data_mb", [0, 1])
+def test_a_run_of_arrays_writes_none(monkeypatch, resident_data_mb):
+    written, make = [], tempfile.NamedTemporaryFile
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda *_, **given: written.append(given) or make(**given))
+    x = np.ones([640, 8], np.float32)
+    how = {"resident_data_mb": resident_data_mb, "global_batch_size": 32, "train_steps": 100, "steps_per_loop": 4}
+    crankshaft.run(Line, data=((x, x[:, :1]), None), progress="off", jit="off", **how)
+    assert not written
+
+
+@pytest.mark.fast
 def test_a_step_that_is_traced_leaves_no_file_and_keeps_its_lines(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)

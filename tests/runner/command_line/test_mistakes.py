@@ -52,6 +52,10 @@ MISTAKES = {
         "benchmark_arg ... steps=3 and seconds=2 are both given ... use one"
     ),
     "RUN --mode=benchmark --benchmark_arg=fail_below=0.9": "benchmark_arg fail_below=0.9 ... baseline",
+    "RUN --mode=benchmark --benchmark_arg=seconds=0.3,rounds=1": (
+        "benchmark_arg=seconds=0.3,rounds=1 has a second argument, rounds; give each its own benchmark_arg=NAME=VALUE"
+    ),
+    "RUN --mode=benchmark --benchmark_arg=seconds=0.3,x": "seconds=0.3,x is not a number above 0 ... give",
     "RUN --mode=benchmark --benchmark_arg=rounds=0": "benchmark_arg rounds=0 is not an integer from 1",
     "RUN --train_steps=3 --train_epochs=2": "train_steps and train_epochs ... use one",
     "RUN MIRRORED --global_batch_size=100": "=100 does ... 8 ... 96 or 104",
