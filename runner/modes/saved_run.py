@@ -18,7 +18,7 @@ from ...engine.data import form, frames
 from ...engine.data.entry import user_data
 from ...engine.data.source import Source
 from ...engine.data.streamed import Stream
-from ...engine.internals import keras_calls, keras_state
+from ...engine.internals import keras, keras_calls, keras_state
 from ...engine.step.options import RunContext, StepOptions
 from ...engine.trainer import Trainer
 from .. import explanations
@@ -193,7 +193,13 @@ class _ArchitectureTrainer(Trainer):
                     "look what it is, and call keras.config.enable_unsafe_deserialization() first, or give "
                     "load_model(..., trainer_class=)".format(*loaded[0])
                 )
-            model = tf.keras.models.model_from_json(self._architecture)
+            # A layer that Keras builds by its own entry has a path without the model's name, which the run's has.
+            unbuilt = json.loads(
+                self._architecture, object_pairs_hook=lambda x: {k: v for k, v in x if k != "build_config"}
+            )
+            model = tf.keras.models.model_from_json(json.dumps(unbuilt))
+            if not all(layer.built for layer in keras.layers_in(model)):
+                model = tf.keras.models.model_from_json(self._architecture)
         except (TypeError, ValueError) as error:
             if isinstance(error, UsageError):
                 raise

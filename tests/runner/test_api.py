@@ -113,6 +113,7 @@ def test_models_of_a_run_are_loaded(plane_run):
     best = min(range(4), key=lambda index: plane_run.history[index]["eval_loss"])
     for loaded in (load_model(plane_run.run_dir), load_model(plane_run.run_dir, trainer_class=Plane)):
         np.testing.assert_array_equal(loaded(EVAL_POINTS), plane_run.model(EVAL_POINTS))
+        assert [weight.path for weight in loaded.weights] == [weight.path for weight in plane_run.model.weights]
     for loaded in (load_model(plane_run.run_dir, "best"), plane_run.best_model()):
         loss = float(np.mean(np.square(loaded(EVAL_POINTS).numpy() - EVAL_HEIGHTS, dtype=np.float64)))
         np.testing.assert_allclose(loss, plane_run.history[best]["eval_loss"], rtol=1e-6)
