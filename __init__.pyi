@@ -143,7 +143,7 @@ def run(
       hooks: as `crankshaft.main` takes them.
       may_change: as `crankshaft.main` takes it.
       mode: What to run.
-      run_dir: Folder of checkpoints, record and results (also gs://...); an existing run resumes.
+      run_dir: Folder of checkpoints, log and results (also gs://...); an existing run resumes.
       config: YAML or JSON file of flags, also a run's config.json; the command line takes precedence.
       seed: Seed of the run's random numbers; a data function seeds its own.
       train_steps: Training steps (updates). Give one of --train_steps and --train_epochs.
@@ -197,8 +197,7 @@ def run(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers. Of tables, only rows
-        in use move, but by Keras's own; of a Keras Embedding all that its rule moves, but by ftrl.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.
@@ -230,7 +229,7 @@ def run(
         than min_delta=1e-4.
       restore_best: End with the weights of the best evaluation; eval and export use them too.
       progress: A live bar, plain lines, or nothing.
-      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the record.
+      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the run's log.
       debug: Check shapes and labels in each step, and print full tracebacks.
       run_eagerly: Execute training steps op by op, on one device, so that print and a debugger work in losses and
         layers. Slow.
@@ -375,7 +374,7 @@ def open_run(
       hooks: as `crankshaft.main` takes them.
       may_change: as `crankshaft.main` takes it.
       mode: What to run.
-      run_dir: Folder of checkpoints, record and results (also gs://...); an existing run resumes.
+      run_dir: Folder of checkpoints, log and results (also gs://...); an existing run resumes.
       config: YAML or JSON file of flags, also a run's config.json; the command line takes precedence.
       seed: Seed of the run's random numbers; a data function seeds its own.
       train_steps: Training steps (updates). Give one of --train_steps and --train_epochs.
@@ -429,8 +428,7 @@ def open_run(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers. Of tables, only rows
-        in use move, but by Keras's own; of a Keras Embedding all that its rule moves, but by ftrl.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.
@@ -462,7 +460,7 @@ def open_run(
         than min_delta=1e-4.
       restore_best: End with the weights of the best evaluation; eval and export use them too.
       progress: A live bar, plain lines, or nothing.
-      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the record.
+      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the run's log.
       debug: Check shapes and labels in each step, and print full tracebacks.
       run_eagerly: Execute training steps op by op, on one device, so that print and a debugger work in losses and
         layers. Slow.
@@ -628,7 +626,7 @@ def fit(
       validation_freq: epochs from one evaluation to the next, or a list of the epochs after which to evaluate, from 1.
       hooks: `engine.hooks`, in addition to the callbacks.
       mode: What to run.
-      run_dir: Folder of checkpoints, record and results (also gs://...); an existing run resumes.
+      run_dir: Folder of checkpoints, log and results (also gs://...); an existing run resumes.
       config: YAML or JSON file of flags, also a run's config.json; the command line takes precedence.
       seed: Seed of the run's random numbers; a data function seeds its own.
       stop_at_step: Save and end at this step; schedules keep the full length, and the run can be resumed.
@@ -675,8 +673,7 @@ def fit(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers. Of tables, only rows
-        in use move, but by Keras's own; of a Keras Embedding all that its rule moves, but by ftrl.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.
@@ -706,7 +703,7 @@ def fit(
       reduce_lr: Multiply the learning rate by factor=0.1 after patience=N evaluations without an improvement of more
         than min_delta=1e-4.
       restore_best: End with the weights of the best evaluation; eval and export use them too.
-      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the record.
+      log_format: json: print progress and evaluations as one JSON object per line, with the keys of the run's log.
       debug: Check shapes and labels in each step, and print full tracebacks.
       run_eagerly: Execute training steps op by op, on one device, so that print and a debugger work in losses and
         layers. Slow.
@@ -839,7 +836,7 @@ class Run(Generic[_Trainer]):
         """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
 
         Raises:
-          UsageError: the run has no run_dir, whose record the page shows.
+          UsageError: the run has no run_dir, whose log the page shows.
         """
     @property
     def models(self) -> dict[str, tf.keras.Model]:

@@ -2,7 +2,7 @@
 
 A step is traced once: it keeps the objects that it found, and the numbers, arrays and functions that it read. Values of
 variables that it reads, and that no checkpoint has, are lost as the process ends. Here such changes are errors or, of
-values that the step may not have read, a line.
+values that the step may not have read, warnings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
 _READ = ": "  # in a path, before the name of what a function reads of its module
 _LEFT_OUT = (
     f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
-    "go on with the former, without a line"
+    "go on with the former, without a warning"
 )
 _SET_BY_A_TRACE = (
     "%s: a step sets it, from %s to %s, only as it is traced, and all steps compute with the trace's value; keep it in "

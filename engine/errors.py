@@ -69,7 +69,7 @@ class InputError(UsageError):
 
 
 class SourceError(UsageError):
-    """Data can't be read; the message names the file and the record."""
+    """Data can't be read; the message names the file and the example."""
 
 
 class BadRecordError(SourceError):

@@ -91,7 +91,7 @@ def load(
     count = len(labels)
     if count < 2:
         source = f"data_dir={data_dir}" if data_dir else f"{examples=}"
-        raise InputError(f"{source} holds {count} usable records: expected at least 2, one for each split")
+        raise InputError(f"{source} holds {count} usable rows: expected at least 2, one for each split")
     cut = count - min(max(round(count * eval_share), 1), count - 1)  # neither split is empty
 
     def selected(rows: slice):

@@ -30,7 +30,7 @@ from .tables.values import Column
 _KIND = listing.FileKind(
     "CSV files (*.csv, else *.tsv), plain or .gz",
     (r".*\.csv(\.gz)?", r".*\.tsv(\.gz)?"),
-    "expected records, found 0 bytes; give files that have some",
+    "expected rows, found 0 bytes; give files that have some",
     folders.SUBFOLDERS,
 )
 _FEWEST_GROUP_ROWS, _MOST_GROUP_ROWS = 1024, 8192  # each group costs time and memory for each of its columns
@@ -60,7 +60,7 @@ def load(
     keeps_ids: bool = False,
     needs_labels: bool = True,
 ) -> Data:
-    """Reads CSV in UTF-8, plain or gzip, whose first record names the columns, unless `names` does.
+    """Reads CSV in UTF-8, plain or gzip, whose first row names the columns, unless `names` does.
 
     Quoted fields may contain line breaks. A column of integers is int64, of numbers float32, of ISO 8601 dates or times
     a date or timestamp; any other is text, as are integers with leading zeros or beyond int64. Except in text, an empty
@@ -77,15 +77,15 @@ def load(
       text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
         ids, for models that hash ids; or `keep`. Integers far larger than many are numbered with `category` alone.
       array: whether features are one float32 array, [columns], instead of a dict by name.
-      missing: how to read missing values: `refuse` makes the record a bad one; `zero`, `mean` (of the training data) or
-        a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
-        id 0.
+      missing: how to read missing values: `refuse` makes the row a bad example; `zero`, `mean` (of the training data)
+        or a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but
+        `refuse` are id 0.
       delimiter: separator of fields: a character, `tab`, or one character twice (`::`), between which no field is
         quoted.
       names: names of all columns, in order, if the files have no header.
       eval_data_dir: evaluation files, as data_dir; their columns have the types of the training data.
       prepared_dir: folder of the Parquet file, instead of `.crankshaft` beside the files.
-      validation_split: fraction of the records that is neither trained on nor used to fit words and means.
+      validation_split: fraction of the rows that is neither trained on nor used to fit words and means.
       trained_on: the data of a trained run, whose words, means and ids are used instead of fitting them again.
       keeps_ids: whether ids stay as they are, since the model takes any.
       needs_labels: whether it is an error if files lack the column of labels.
@@ -108,7 +108,7 @@ def load(
 
 
 class CsvTable(ParquetTable):
-    """Records of CSV files with the same columns, read from the Parquet file prepared from them.
+    """Rows of CSV files with the same columns, read from the Parquet file prepared from them.
 
     Args:
       names: names of all columns; () if headers have them.
@@ -117,7 +117,7 @@ class CsvTable(ParquetTable):
       like: the table whose column types these have; None infers them.
 
     Raises:
-      InputError: a record is malformed, the columns are not the same, or there are no records.
+      InputError: a row is malformed, the columns are not the same, or there are no rows.
       SourceError: the prepared file is damaged.
     """
 
@@ -162,7 +162,7 @@ class CsvTable(ParquetTable):
         row += int(self.group_rows[:group].sum())
         for path, records in zip(self._csv_paths, self._records, strict=True):
             if row < records:
-                return f"{path}, record {row + 1}"
+                return f"{path}, row {row + 1}"
             row -= records
         raise IndexError(row)
 
@@ -241,7 +241,7 @@ def _write(
             number = bisect.bisect_right(ends, index)
             record = index - ends[number] + records[number] + 1
             problems[name] = (
-                f"{paths[number]}, record {record}: column {name!r}: expected {expects}, as most are, found "
+                f"{paths[number]}, row {record}: column {name!r}: expected {expects}, as most are, found "
                 f"{field[:_SHOWN]!r}; mend it, leave it empty, or read the column as text by input_arg=texts={name}"
             )
     why = {name: column.why for name, column in columns.items() if column.why}
@@ -271,7 +271,7 @@ def _write_parquet(writer: PreparedWriter, reading: Records, kinds: dict[str, st
                     columns.append(converter.convert(batch.column(name)))
                 except Unfit as unfit:
                     raise InputError(
-                        f"{path}, record {records.get(path, 0) + unfit.row + 1}: column {name!r}: expected "
+                        f"{path}, row {records.get(path, 0) + unfit.row + 1}: column {name!r}: expected "
                         f"{converter.expects}, as in {like or 'the data of the run'}, found {unfit.field[:_SHOWN]!r}; "
                         "mend it"
                     ) from None
@@ -320,5 +320,5 @@ def _layouts(files: Files, delimiter: str, names: tuple[str, ...]) -> list[CsvLa
                 "the same columns"
             )
     if not first:
-        raise InputError(f"{files.paths[0]} is empty: expected a header and records, found nothing; remove it")
+        raise InputError(f"{files.paths[0]} is empty: expected a header and rows, found nothing; remove it")
     return layouts

@@ -52,9 +52,9 @@ def load(
       text: how text is converted: to `category` ids by the words of the training data (0: others), to 64-bit `hash`
         ids, for models that hash ids; or `keep`. Integers far larger than many are numbered with `category` alone.
       array: whether features are one float32 array, [columns], instead of a dict by name.
-      missing: how to read missing values: `refuse` makes the row a bad record; `zero`, `mean` (of the training data) or
-        a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but `refuse` are
-        id 0.
+      missing: how to read missing values: `refuse` makes the row a bad example; `zero`, `mean` (of the training data)
+        or a number replaces them; `column` reads 0 and adds a feature NAME.missing. For ids and text, all but
+        `refuse` are id 0.
       eval_data_dir: evaluation files, as data_dir.
       prepared_dir: folder of the fitted words and means, instead of `.crankshaft` beside the files.
       validation_split: fraction of the rows that is neither trained on nor used to fit words and means.

@@ -32,7 +32,7 @@ _KIND = listing.FileKind(
     "expected records, found none; leave it out, or write it again",
     beside=BESIDE,
 )
-_SLOW_BLOCKS = 3  # of a slow disk until a line says so: a single read may be slow anywhere
+_SLOW_BLOCKS = 3  # of a slow disk until a warning: a single read may be slow anywhere
 _PIECE = 512  # records read before they are checked: they stay in the processor's cache
 
 

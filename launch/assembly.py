@@ -161,4 +161,4 @@ def _page(run_dir: str | None) -> Any:
         from ..parts.dashboard import report
 
         return report.shown(run_dir)
-    raise UsageError("page(): the run has no folder whose record it would show; give it a run_dir")
+    raise UsageError("page(): the run has no folder whose log it would show; give it a run_dir")

@@ -343,6 +343,17 @@ def test_pages_that_all_read_and_the_readmes_script_are_short():
     assert "    main(" in script.text
 
 
+def test_the_readme_begins_with_the_examples_step():
+    def step(text: str) -> str:
+        (found,) = (node for node in ast.walk(ast.parse(text)) if getattr(node, "name", "") == "train_step")
+        found.body = found.body[ast.get_docstring(found) is not None :]
+        return ast.unparse(found)
+
+    first = blocks(README)[0]
+    assert first.line < 20
+    assert step(first.text) == step((ROOT / "examples" / "own_step.py").read_text(encoding="utf-8"))
+
+
 def test_nothing_tells_anyone_to_install_the_other_crankshaft():
     """PyPI's project of that name is a library for Minecraft: ours is installed from its folder."""
     texts = [

@@ -84,7 +84,7 @@ class StepChecks:
         return step
 
     def _check_made(self, before: Mapping[int, tf.Variable], error: Exception | None = None) -> None:
-        """Raises UsageError for variables that the trace has made, which a resumed run would lack, or logs a line.
+        """Raises UsageError for variables that the trace has made, which a resumed run would lack, or logs a warning.
 
         Args:
           before: the variables before the trace.

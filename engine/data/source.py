@@ -223,7 +223,7 @@ class Source(Split):
     def verify(self, indices: np.ndarray, stored: Any) -> None:
         """Raises `BadRecordError` for an example that `read` has returned and `decode` can't decode.
 
-        Called if bad records may be skipped, and after decoding has failed, to find the example.
+        Called if bad examples may be skipped, and after decoding has failed, to find the example.
 
         Args:
           indices: [n] int64.
@@ -338,7 +338,7 @@ class SourceSlice(WrappedSource):
 
     @contextlib.contextmanager
     def _from_first(self) -> Iterator[None]:
-        # The source names a bad record by its own count, and readers of the slice count from its first example.
+        # The source names a bad example by its own count, and readers of the slice count from its first example.
         try:
             yield
         except BadRecordError as error:
@@ -349,13 +349,13 @@ class SourceSlice(WrappedSource):
 
 
 class WithoutBadRecords(WrappedSource):
-    """A source that replaces bad records, up to a number, each by the next good one.
+    """A source that replaces bad examples, up to a number, each by the next good one.
 
-    The replacement depends only on the records, so it is the same on all workers and after a resume. One more than
-    `limit` is an error; `warn` gets the line of each skipped record, once.
+    The replacement depends only on the examples, so it is the same on all workers and after a resume. One more than
+    `limit` is an error; `warn` gets the warning of each skipped example, once.
 
     Attributes:
-      bad: the problems of the records skipped so far, by index.
+      bad: the problems of the examples skipped so far, by index.
     """
 
     def __init__(self, source: Source, limit: int, warn: Callable[[str], None]):

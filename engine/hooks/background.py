@@ -89,4 +89,4 @@ def _attempt(work: Callable[[], Any]) -> None:
     try:
         work()
     except Exception as error:  # of any kind: a record must end neither a run nor the writing thread
-        logging.warning("a part of the run's record is lost: %s", reason(error))
+        logging.warning("a part of the run's log is lost: %s", reason(error))

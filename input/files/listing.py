@@ -64,7 +64,7 @@ def find(data_dir: str | None, kind: FileKind, flag: str = "data_dir") -> Files:
     """Returns the files that a flag names, each once, in order; those of a folder or a glob are sorted by name.
 
     Numbers in names count as numbers: day-2 stands before day-10. Hidden, backup, temporary and empty files are left
-    out, and a packed file beside the same one unpacked; a line logs them. Files named NAME-00000-of-00004 must be
+    out, and a packed file beside the same one unpacked; a warning names them. Files named NAME-00000-of-00004 must be
     complete sets. If files' names have splits (train, test), training uses a folder's files of train, and evaluation
     those of validation, else of test.
 

@@ -66,14 +66,14 @@ class BadRecords:
         if self._allowed is None:
             raise InputError(f"{self._first}; mend it")
         if self.count > self._allowed:
-            more = f" (the first of more than max_bad_records={self._allowed} malformed records)" * (self._allowed > 0)
+            more = f" (the first of more than max_bad_records={self._allowed} malformed rows)" * (self._allowed > 0)
             skip = f"skip such lines by input_arg max_bad_records={max(10, 2 * self.count)}"
             raise InputError(f"{self._first}{more}; mend the line, or {skip}")
 
     def warn(self) -> None:
         """Logs one line about the skipped records, if any."""
         if self.count:
-            records = "1 malformed record was" if self.count == 1 else f"{self.count} malformed records were"
+            records = "1 malformed row was" if self.count == 1 else f"{self.count} malformed rows were"
             logging.warning("%s skipped; the first: %s", records, self._first)
 
 
@@ -143,7 +143,7 @@ class Records:
             self._bytes_before += self._files.sizes[number]
         bad.warn()
         if not yielded:
-            has = "has a header and no records" if any(layout.header for layout in self._layouts) else "has no records"
+            has = "has a header and no rows" if any(layout.header for layout in self._layouts) else "has no rows"
             raise InputError(f"{self._files.paths[0]} {has}; give files that have some")
 
     def _parse(self, path: str, layout: CsvLayout, line: int, block: bytes, bad: BadRecords) -> Any:
@@ -240,7 +240,7 @@ class Records:
             if not pc.any(is_header).as_py():
                 return
         raise InputError(
-            f"{path}, record {records + pc.index(is_header, True).as_py() + 1}: expected values, found the header "
+            f"{path}, row {records + pc.index(is_header, True).as_py() + 1}: expected values, found the header "
             "again; remove it"
         )
 
@@ -310,7 +310,7 @@ def _split_records(path: str, stream: Any, layout: CsvLayout, line: int = 0) -> 
                 yield line + reader.line_num, record
     except csv.Error as error:
         raise InputError(
-            f"{path}:{line + reader.line_num}: {error}; mend the record, a quote may not be closed or doubled"
+            f"{path}:{line + reader.line_num}: {error}; mend the row, a quote may not be closed or doubled"
         ) from None
     except UnicodeDecodeError as error:
         raise InputError(

@@ -222,7 +222,7 @@ class Run(BaseRun):
         """Returns the page of `crankshaft monitor` as it is now, which a notebook shows below its cell.
 
         Raises:
-          UsageError: the run has no run_dir, whose record the page shows.
+          UsageError: the run has no run_dir, whose log the page shows.
         """
         return self._page(self.config.run_dir)
 

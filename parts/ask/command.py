@@ -35,7 +35,7 @@ class AskFlags:
     """The values of a command line."""
 
     task: str | None = flag(
-        Text("a task's name"), None, "Task to ask, by its name in the run's record; default: the chief."
+        Text("a task's name"), None, "Task to ask, by its name in the run's log; default: the chief."
     )
     wait_seconds: float = flag(
         Number(above=0, upper=requests.LONGEST_SECONDS), 30.0, "How long to wait for the answer."

@@ -67,7 +67,7 @@ class Flags:
     run_dir: str | None = _run_flag(
         Path(may_be_remote=True),
         None,
-        "Folder of checkpoints, record and results (also gs://...); an existing run resumes.",
+        "Folder of checkpoints, log and results (also gs://...); an existing run resumes.",
         of_call=True,
         may_be_elsewhere=True,
     )
@@ -316,8 +316,7 @@ class Flags:
     optimizer: str = _update_flag(
         Text("a name"),
         "adam",
-        "sgd momentum adam adamw adagrad rmsprop ftrl, or a class of tf.keras.optimizers. Of tables, only rows in use "
-        "move, but by Keras's own; of a Keras Embedding all that its rule moves, but by ftrl.",
+        "The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.",
         decides=True,
     )
     optimizer_arg: Mapping[str, Any] = _update_flag(
@@ -434,7 +433,7 @@ class Flags:
     log_format: str = _shown_flag(
         OneOf(("text", "json")),
         "text",
-        "json: print progress and evaluations as one JSON object per line, with the keys of the record.",
+        "json: print progress and evaluations as one JSON object per line, with the keys of the run's log.",
         of_call=True,
         may_differ=True,
     )

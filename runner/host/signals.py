@@ -214,7 +214,7 @@ def ended_by_ctrl_c() -> Iterator[None]:
 class Signals:
     """SIGTERM, SIGUSR1, Ctrl-C and SIGHUP: the first makes the run save and end, a second one ends the process at once.
 
-    A line reports it if that takes more than a moment. `SecondSignal` tells what is a second one.
+    Prints that if it takes more than a moment. `SecondSignal` tells what is a second one.
 
     Installed after the strategy is made, since some of TensorFlow's replace earlier handlers.
 

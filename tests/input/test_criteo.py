@@ -136,7 +136,7 @@ def test_a_malformed_line_is_named_and_can_be_skipped(load, bad, problem):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "is empty"), ("\n", "has no records"), ([line()], "holds 1 usable records: expected at least 2")],
+    [("", "is empty"), ("\n", "has no rows"), ([line()], "holds 1 usable rows: expected at least 2")],
 )
 def test_files_without_lines_enough_are_refused(load, content, message):
     with pytest.raises(InputError, match=message):
@@ -147,7 +147,7 @@ def test_files_without_lines_enough_are_refused(load, content, message):
     ("arguments", "message"),
     [
         ({"examples": -1}, "examples=-1 is too small"),
-        ({"examples": 1}, "examples=1 holds 1 usable records"),
+        ({"examples": 1}, "examples=1 holds 1 usable rows"),
         ({"hash_buckets": 1}, "hash_buckets=1 is too small; use at least 2"),
         ({"eval_share": 1.5}, "eval_share=1.5 is not a share"),
         ({"max_bad_records": -1}, "max_bad_records=-1 is too small"),

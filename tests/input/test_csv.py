@@ -137,13 +137,13 @@ def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, f
     folder = written(tmp_path, header + others, header + others + f"NA;1\n{field};1\n" + others + f"{field}0;1\n")
     with pytest.raises(InputError) as caught:
         csv.load(folder, 0, delimiter=";")
-    assert re.search(f"1.csv, record 22: column 'x': expected a number .* {re.escape(repr(field))}", str(caught.value))
+    assert re.search(f"1.csv, row 22: column 'x': expected a number .* {re.escape(repr(field))}", str(caught.value))
     assert "input_arg=texts=x" in str(caught.value)
     assert f"{field}0".encode() in csv.load(folder, 0, delimiter=";", texts=("x",)).preprocessing.words["x"]
     assert csv.load(folder, 0, delimiter=";", features=("label",), label="none").vocabulary == {"label": 2}
     if field != "?":
         alone = written(tmp_path / "alone", header + f"{field};1\n" * 3)
-        with pytest.raises(InputError, match=r"0.csv, record 1: column 'x': expected a number"):
+        with pytest.raises(InputError, match=r"0.csv, row 1: column 'x': expected a number"):
             csv.load(alone, 0, delimiter=";")
 
 
@@ -151,7 +151,7 @@ def test_a_number_that_is_written_otherwise_is_one_line_with_its_row(tmp_path, f
 def test_what_is_no_date_among_dates_is_one_line(tmp_path, field):
     days = "".join(f"2024-02-{n + 10} 12:00,1\n" for n in range(9))
     folder = written(tmp_path, "x,label\n" + days + f"NA,1\n{field},1\n")
-    with pytest.raises(InputError, match=rf"0.csv, record 11: column 'x': expected a date .*, found '{field}'"):
+    with pytest.raises(InputError, match=rf"0.csv, row 11: column 'x': expected a date .*, found '{field}'"):
         csv.load(folder, 0)
     assert len(csv.load(folder, 0, texts=("x",)).preprocessing.words["x"]) == 11
     zones = written(tmp_path / "zones", "x,label\n" + days + "2024-02-29 12:00Z,1\n")
@@ -167,7 +167,7 @@ def test_what_only_looks_like_numbers_is_text(tmp_path, field):
 def test_a_header_within_the_records_is_one_line(tmp_path):
     """Files that `cat` has made one: numbers would be words."""
     folder = written(tmp_path, HEADER + records(0, 3), HEADER + records(3, 9) + HEADER + records(9, 12))
-    with pytest.raises(InputError, match=r"1.csv, record 7: expected values, found the header again; remove it"):
+    with pytest.raises(InputError, match=r"1.csv, row 7: expected values, found the header again; remove it"):
         csv.load(folder, 0)
 
 
@@ -304,9 +304,7 @@ def test_evaluation_has_the_types_of_training(tmp_path):
     assert (features["x"].tolist(), features["y"].tolist()) == ([1.0], [b"007"])
     assert splits.num_classes == 2
     bad = written(tmp_path / "bad", "x,y,label\n1,b,1\n2,b,0.5\n")
-    with pytest.raises(
-        InputError, match=r"bad/0.csv, record 2: column 'label': expected an integer, as in .*train/0.cs"
-    ):
+    with pytest.raises(InputError, match=r"bad/0.csv, row 2: column 'label': expected an integer, as in .*train/0.cs"):
         csv.load(folder, 0, eval_data_dir=bad)
     other = written(tmp_path / "other", "y,z,label\nb,1,1\n")
     with pytest.raises(InputError, match=r"other/0.csv has other columns than .*train/0.csv \(unknown: z\); remove"):
@@ -324,14 +322,14 @@ def test_evaluation_has_the_types_of_training(tmp_path):
             [HEADER + '1,2,"two\nlines",1,5\n'],
             "0.csv:3: expected 4 fields, as the header has, found 5 ('1,2,two\\nlines,1,5'); mend it",
         ),
-        ([HEADER + '1,2,"x,1\n'], "0.csv:2: unexpected end of data; mend the record, a quote may not be closed"),
-        ([HEADER + '1,2,"x"y,1\n'], "0.csv:2: ',' expected after '\"'; mend the record"),
-        ([HEADER], "0.csv has a header and no records; give files that have some"),
-        ([""], "0.csv is empty: expected records, found 0 bytes"),
+        ([HEADER + '1,2,"x,1\n'], "0.csv:2: unexpected end of data; mend the row, a quote may not be closed"),
+        ([HEADER + '1,2,"x"y,1\n'], "0.csv:2: ',' expected after '\"'; mend the row"),
+        ([HEADER], "0.csv has a header and no rows; give files that have some"),
+        ([""], "0.csv is empty: expected rows, found 0 bytes"),
         (["id,id,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found two columns 'id'"),
         (["id,,label\n1,2,3\n"], "0.csv:1: expected a header, a name for each column, found a column without a name"),
         ([HEADER + records(0, 1), "id,label\n1,1\n"], "1.csv:1: the header is id, label, and that of"),
-        (["\n\n"], "0.csv is empty: expected a header and records, found nothing"),
+        (["\n\n"], "0.csv is empty: expected a header and rows, found nothing"),
         ([b"\x1f\x8b\x08"], "0.csv is not a whole gzip file: expected one that unpacks, found"),
         ([b"x,label\n\xff,1\n"], "expected text in UTF-8, found 0xff; convert the file"),
         (

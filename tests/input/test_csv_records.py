@@ -74,7 +74,7 @@ def test_a_header_is_skipped_and_counted_as_a_line(write):
     with pytest.raises(InputError, match=rf"{path}:4: n: expected digits, found 'x'"):
         numbers(path, layout=layout)
     assert numbers(path, allowed=1, layout=layout) == [1]
-    with pytest.raises(InputError, match="has a header and no records"):
+    with pytest.raises(InputError, match="has a header and no rows"):
         numbers(write(b"number\n"), layout=layout)
 
 
@@ -84,7 +84,7 @@ def test_as_many_malformed_lines_as_allowed_are_skipped_with_one_warning(write, 
     assert numbers(write(b"1\na\n2\nb\n3\n"), allowed=2) == [1, 2, 3]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "2 malformed records were skipped; the first: " in record.message
+    assert "2 malformed rows were skipped; the first: " in record.message
     assert "numbers.txt:2: n: expected digits, found 'a'" in record.message
 
 

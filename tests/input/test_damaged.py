@@ -162,7 +162,7 @@ def test_a_damaged_row_group_is_named_and_those_before_it_are_read(tmp_path):
         source.read(np.arange(len(source)))
 
 
-@pytest.mark.holds("A record, a picture or a row group")
+@pytest.mark.holds("A TFRecord, a picture or a row group")
 def test_a_small_parquet_file_that_unpacks_to_more_than_the_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     table = test_parquet.pa.table({"x": np.zeros(40_000_000, bool), "label": np.zeros(40_000_000, bool)})
     test_parquet.pq.write_table(table, tmp_path / "a.parquet", row_group_size=1 << 30)
@@ -176,7 +176,7 @@ def test_a_small_parquet_file_that_unpacks_to_more_than_the_memory_is_refused_be
         source.read(np.arange(10))
 
 
-@pytest.mark.holds("A record, a picture or a row group")
+@pytest.mark.holds("A TFRecord, a picture or a row group")
 @pytest.mark.parametrize("length", [1 << 62, 1 << 40, (1 << 64) - 1])
 def test_a_record_that_says_it_is_larger_than_any_is_refused_before_it_is_read(tmp_path, length):
     said = np.array([length], np.uint64)
@@ -189,7 +189,7 @@ def test_a_record_that_says_it_is_larger_than_any_is_refused_before_it_is_read(t
         tfrecord.load(str(tmp_path / "a.tfrecord.gz"), 0)
 
 
-@pytest.mark.holds("A record, a picture or a row group")
+@pytest.mark.holds("A TFRecord, a picture or a row group")
 def test_a_picture_that_says_it_is_large_is_not_decoded(tmp_path):
     content = bytearray(test_images.png(1))
     content[16:24] = struct.pack(">II", 60_000, 60_000)

@@ -29,7 +29,7 @@ ONE_SIZE = (
     "make all but the last equal, as dataset.unbatch().batch(32) does; accumulate_steps, parameter servers, TPUs and "
     "parts for workers need it"
 )
-_SILENT_SECONDS = 5.0  # of reading, before a line says so
+_SILENT_SECONDS = 5.0  # of reading, before a warning
 _ARRAY_BYTES = 400  # of an array besides its values, and of its place in a batch
 
 

@@ -99,7 +99,7 @@ def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.holds("Who may only read a run's folder")
+@pytest.mark.holds("A user who may only read a run's folder")
 def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
     """Whoever may only read the folder can."""
     made = []
@@ -120,7 +120,7 @@ def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.holds("Who may only read a run's folder")
+@pytest.mark.holds("A user who may only read a run's folder")
 @pytest.mark.parametrize(("folder", "expected"), [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o1777, 0o666)])
 def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, monkeypatch, folder, expected):
     before = os.umask(0)

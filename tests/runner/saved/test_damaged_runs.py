@@ -371,7 +371,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
-@pytest.mark.holds("A line names a `run_dir`")
+@pytest.mark.holds("A warning names a `run_dir`")
 @pytest.mark.parametrize(("mode", "is_named"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
 def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_named):
     os.chmod(run_dir, mode)
