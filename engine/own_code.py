@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 _PACKAGE = __name__.partition(".")[0]
-ROOT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 def _modules(*folders: str) -> tuple[str, ...]:
@@ -16,6 +15,8 @@ def _files(*folders: str) -> tuple[str, ...]:
     return tuple(os.path.join(ROOT, folder, "") for folder in folders)
 
 
+# As frames name it, which modules without their source files take from where they were compiled.
+ROOT = os.path.join(os.path.dirname(os.path.dirname(_files.__code__.co_filename)), "")
 _COMPUTING = ("engine", "parts")  # what makes and holds tensors
 _OWN = (*_COMPUTING, "launch", "runner")
 COMPUTING_MODULES, COMPUTING_FILES = _modules(*_COMPUTING), _files(*_COMPUTING)

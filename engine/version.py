@@ -10,21 +10,27 @@ from pathlib import Path
 from .own_code import FILES_LIKE_USERS, OWN_FILES, ROOT
 
 __version__ = "1.0.0"
-_ROOT = Path(ROOT)
+_ROOT = Path(__file__).parent.parent
 
 
 @functools.cache
-def build() -> str:
-    """Returns a digest of the package's own Python files, 12 hexadecimal digits: alike for a wheel and a checkout."""
+def build() -> str | None:
+    """Returns a digest of the package's own Python files, 12 hexadecimal digits: alike for a wheel and a checkout.
+
+    None where they are in an archive, or only compiled.
+    """
     digest = hashlib.sha256()
-    ours = [Path(path) for path in (*OWN_FILES, *FILES_LIKE_USERS)]
+    ours = [_ROOT / path.removeprefix(ROOT) for path in (*OWN_FILES, *FILES_LIKE_USERS)]
     files = {file for path in ours for file in ([path] if path.suffix else path.rglob("*.py"))}
-    for path in sorted(files):
-        content = path.read_bytes()
-        digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()[:12]
+    with contextlib.suppress(OSError):
+        for path in sorted(files):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(_ROOT).as_posix()} {len(content)}\n".encode() + content)
+        return digest.hexdigest()[:12]
+    return None
 
 
+@functools.cache
 def commit() -> str | None:
     """Returns git's commit of a checkout of this package; None elsewhere. An edited file has another `build` alone."""
     git = _ROOT / ".git"
@@ -40,7 +46,17 @@ def commit() -> str | None:
     return None
 
 
+def replaced() -> str:
+    """Describes the build that has replaced the files of this process since it began; "" if none has."""
+    if (found := build.__wrapped__()) == build():
+        return ""
+    return f"the code is build {found or 'unknown'} by now: what runs goes on with build {build()}, with which it began"
+
+
 def described() -> str:
     """Returns "1.0.0 (build 0123456789ab, commit 0123abcd)", as people are shown it."""
     at = f", commit {sha[:8]}" if (sha := commit()) else ""
-    return f"{__version__} (build {build()}{at})"
+    return f"{__version__} (build {build() or 'unknown'}{at})"
+
+
+described()  # reads both now, as the files may be replaced while this process runs

@@ -4,7 +4,7 @@ NumPy only. Source and licence of the file: input/data/README.md.
 """
 
 import gzip
-import os
+import pkgutil
 import zlib
 
 import numpy as np
@@ -12,7 +12,8 @@ import numpy as np
 from ..engine.data.run_data import Data
 from .checks import InputError, refuse_data_dir
 
-_PATH = os.path.join(os.path.dirname(__file__), "data", "digits.csv.gz")
+_FILE = "data/digits.csv.gz"
+_CONTENT = pkgutil.get_data(__package__, _FILE) or b""  # with the code, which may be in an archive, or be replaced
 _SCANS = 1797
 _SCAN_SIZE = 8  # width and height in pixels
 _MAX_VALUE = 16  # a pixel counts the inked dots of a 4x4 block
@@ -37,7 +38,7 @@ def load(data_dir: str | None, seed: int) -> Data:
     """
     del seed
     refuse_data_dir(data_dir, "digits")
-    scans, labels = read_scans(_PATH)
+    scans, labels = read_scans(_CONTENT)
     # Rows of weights mix the two nearest pixels; pixels are areas, and edges repeat.
     positions = (np.arange(_SCALED_SIZE) + 0.5) * _SCAN_SIZE / _SCALED_SIZE - 0.5
     positions = np.clip(positions, 0, _SCAN_SIZE - 1)
@@ -55,15 +56,14 @@ def load(data_dir: str | None, seed: int) -> Data:
     )
 
 
-def read_scans(path: str) -> tuple[np.ndarray, np.ndarray]:
+def read_scans(content: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Reads scans float64 [1797, 8, 8] in 0..16 and labels int32 [1797]."""
     columns = _SCAN_SIZE * _SCAN_SIZE + 1
     try:
-        with gzip.open(path, "rt", encoding="ascii") as file:
-            table = np.loadtxt(file, delimiter=",", ndmin=2)
+        table = np.loadtxt(gzip.decompress(content).decode("ascii").splitlines(), delimiter=",", ndmin=2)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         cause = " ".join(str(error).split())
-        raise InputError(f"{path}: expected the bundled digits, found: {cause}") from error
+        raise InputError(f"{_FILE}: expected the bundled digits, found: {cause}") from error
     if table.shape != (_SCANS, columns):
-        raise InputError(f"{path}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
+        raise InputError(f"{_FILE}: expected a table of {_SCANS}x{columns}, found {table.shape[0]}x{table.shape[1]}")
     return table[:, :-1].reshape(-1, _SCAN_SIZE, _SCAN_SIZE), table[:, -1].astype(np.int32)

@@ -22,6 +22,7 @@ from ..runner.data import loading
 from ..runner.failures import UsageError
 from ..runner.host import exits, forks, locks, process, startup
 from ..runner.results import RunOutcomeWriter
+from .command import import_for_run
 
 if TYPE_CHECKING:
     from ..runner.modes.outcome import Outcome
@@ -98,9 +99,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.serves:
             load = functools.partial(loading.sources, config, data)
             run_dir = RunDir(config.run_dir) if config.run_dir and not config.remote else None
-            servers.serve(  # ends the process
-                config.tasks, config.cluster_timeout_seconds, is_quiet, load, gpus=config.gpu_numbers, run_dir=run_dir
-            )
+            limit, gpus = config.cluster_timeout_seconds, config.gpu_numbers
+            servers.serve(config.tasks, limit, is_quiet, load, import_for_run, gpus=gpus, run_dir=run_dir)  # to the end
         if config.remote and (config.writes_run or config.mode == "export"):
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
@@ -151,6 +151,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
                 since = time.monotonic() - forks.age_seconds() if config.owns_process else began
                 snapshots = training.prepare(run, user_hooks, since)
                 stack.push(lambda _, error, __: training.close(run, snapshots, error))
+            if config.run_dir or config.cluster:
+                import_for_run()
         run.mark_open(outcome_writer, isolation, stack.pop_all(), _page)
     return run
 

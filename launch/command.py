@@ -5,24 +5,28 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from pkgutil import iter_modules
 from typing import NamedTuple, NoReturn
 
+from .. import engine, models, parts
+from .. import input as inputs
 from ..engine import version
-from ..runner import explanations, failures
+from ..runner import explanations, failures, modes
 from ..runner.command_line import help
 from ..runner.command_line.flags import MODES
 from ..runner.host import streams
+from ..runner.host.imports import import_whole
 from ..runner.host.signals import end_pid_1, interruptible
 
-# What a task imports from its start to its first step, and its parent once for all that it forks.
-TASK_MODULES = (
-    *("tensorflow", "keras", "crankshaft.engine", "crankshaft.launch.command", "crankshaft.launch.train"),
-    *("crankshaft.engine.strategies.base", "crankshaft.runner.host.isolation"),
-    *(f"crankshaft.launch.composition.{name}" for name in ("training", "building", "open_run")),
-    *("crankshaft.parts.benchmark.mode", "crankshaft.parts.parameter_servers.evaluator"),
-    *("crankshaft.runner.modes.export", "crankshaft.runner.modes.generate"),
-    "crankshaft.runner.modes.prediction_files",
+_OTHER_PARTS = ("dashboard", "launchers", "plan")  # other commands': a run has no more of them than three modules
+# What a task can need from its start to its end, each with all below it: its parent imports it once for all that it
+# forks, and `import_for_run` what is of the task's own run.
+_RUN_MODULES = (engine.__name__, modes.__name__)
+_PARTS = (
+    *(part for _, part, _ in iter_modules(parts.__path__, f"{parts.__name__}.") if not part.endswith(_OTHER_PARTS)),
+    *("crankshaft.parts.dashboard.metrics", "crankshaft.parts.dashboard.result_text", "crankshaft.parts.plan.limits"),
 )
+TASK_MODULES = ("tensorflow", "keras", *_RUN_MODULES, __package__, inputs.__name__, models.__name__, *_PARTS)
 
 
 class Command(NamedTuple):
@@ -64,6 +68,11 @@ COMMANDS = {
         "crankshaft.parts.dashboard.report", "Print a benchmark's result as Markdown, or write the page."
     ),
 }
+
+
+def import_for_run() -> None:
+    """Imports what a run with the parts that this process has can need until it ends: its files may be replaced."""
+    import_whole([*_RUN_MODULES, *(part for part in _PARTS if part in sys.modules)])
 
 
 def run() -> None:

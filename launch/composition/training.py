@@ -6,13 +6,14 @@ import contextlib
 import math
 import numbers
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from ... import parts
-from ...engine import logging
+from ...engine import logging, version
 from ...engine.checkpoints import Manifest
 from ...engine.data import form
 from ...engine.data.order import Order
@@ -375,6 +376,10 @@ def _first_lines(run: BaseRun, manifest: Manifest | None) -> list[str]:
         lines.append(f"{now} of {now + len(absent)} workers continue from step {step:,}, without {others}")
     if manifest is None:
         return lines
+    versions = manifest.versions.get("crankshaft"), version.described()
+    builds = [re.sub(", commit [0-9a-f]+", "", str(described)) for described in versions]
+    if len({*builds}) > 1:
+        lines.append("{} was written by crankshaft {}, and this is {}".format(manifest.name, *builds))
     origin, before = order.origin, manifest.about["flags"]["global_batch_size"]
     if origin.step == manifest.step and before != order.batch_size:
         goes_on = config.learning_rate_schedule != "constant" or config.warmup_steps

@@ -6,10 +6,8 @@ import base64
 import hashlib
 import html as markup
 import json
-import pathlib
+import pkgutil
 from typing import Any
-
-_ASSETS = pathlib.Path(__file__).with_name("assets")
 
 
 def html(data: dict[str, Any] | None = None) -> str:
@@ -44,7 +42,7 @@ class Shown:
 
 
 def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    return (pkgutil.get_data(__package__, f"assets/{name}") or b"").decode()
 
 
 def _hashes(texts: list[str]) -> str:

@@ -151,9 +151,8 @@ class _Agent(RestartLoop):
     def print(self, line: str) -> None:
         print_line(line)
 
-    def _record_restart(self, ending: TaskExit | None, at: float) -> None:
-        if self._config.writes_run:
-            super()._record_restart(ending, at)
+    def _writes_run(self) -> bool:
+        return self._config.writes_run
 
     def _agree(self) -> Config:
         cluster = self._members.agree(lambda: self._stop_signal is not None) if self._members else None

@@ -6,6 +6,7 @@ import abc
 import signal
 from typing import NamedTuple
 
+from ...engine import version
 from ...engine.record import events
 from ...runner.host.signals import SecondSignal
 from ..memory_snapshots.task_memory import TaskMemory
@@ -87,9 +88,15 @@ class RestartLoop(abc.ABC):
         return self._exit_code_when_stopped(self._stop_signal)
 
     def _record_restart(self, ending: TaskExit | None, at: float) -> None:
-        """Records a restart, and why; a run that has no record yet has lost nothing."""
-        if ending is not None:
-            events.record_restart(self._events, at, self._recorded(), str(ending), ending.task, ending.code)
+        """Records a restart, why, and a build that has replaced this one; a run without a record has lost nothing."""
+        if replaced := version.replaced():
+            self.print(replaced)
+        if ending is not None and self._writes_run():
+            cause = f"{ending}; {replaced}" if replaced else str(ending)
+            events.record_restart(self._events, at, self._recorded(), cause, ending.task, ending.code)
+
+    def _writes_run(self) -> bool:
+        return True
 
     def _newest_step(self) -> int:
         return max(self._recorded(), self._memory.newest_step())

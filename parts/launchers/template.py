@@ -31,10 +31,12 @@ from importlib import import_module, machinery, util
 from typing import IO, Any
 
 from ...runner.host import exits, imports, process
+from ..memory_snapshots import task_memory
 from . import reaper
 
 _LONGEST_REQUEST = 1 << 20
 _MOST_DESCRIPTORS = 64
+_PROGRAMS = ("crankshaft", task_memory.__name__)  # read now, as their files may be replaced
 _END_SECONDS = 5.0  # limit of what libraries do at the end, such as removing temporary folders
 
 
@@ -129,8 +131,7 @@ class Template:
 
 def import_libraries(modules: Sequence[str]) -> str | None:
     """Imports what tasks import; returns why this process can't be forked then, None if it can."""
-    for name in modules:
-        import_module(name)
+    imports.import_whole(modules)
     started = import_module("crankshaft.engine.internals.tensorflow").has_started()
     return "TensorFlow has started before `main`, so that its threads would be missing in a fork" if started else None
 
@@ -209,13 +210,9 @@ def execute(request: dict[str, Any]) -> None:
     vars(main).update(__annotations__={}, __builtins__=builtins, __cached__=None)
     if words[0] == "-m":
         try:
-            spec = util.find_spec(words[1])
-            if spec and spec.submodule_search_locations is not None:
-                spec = util.find_spec(f"{words[1]}.__main__")
-            code = spec.loader.get_code(spec.name)  # type: ignore[union-attr, attr-defined]
+            spec, code = _program(words[1])
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             imports.start_again(str(error))  # Python explains it
-        assert spec
         sys.argv[0] = spec.origin or ""
         vars(main).update(__file__=spec.origin, __cached__=spec.cached, __loader__=spec.loader)
         vars(main).update(__package__=spec.parent, __spec__=spec)
@@ -226,12 +223,23 @@ def execute(request: dict[str, Any]) -> None:
     exec(code, vars(main))
 
 
+@functools.cache
+def _program(name: str) -> tuple[Any, types.CodeType]:
+    """Finds what `python -m` executes."""
+    spec: Any = util.find_spec(name)
+    if spec and spec.submodule_search_locations is not None:
+        spec = util.find_spec(f"{name}.__main__")
+    return spec, spec.loader.get_code(spec.name)
+
+
 def _main() -> None:
     with socket.socket(fileno=int(sys.argv[1])) as requests, warnings.catch_warnings():
         os.set_inheritable(requests.fileno(), False)
         process.prepare()
         with imports.uncollected():
             obstacle = import_libraries(sys.argv[2:])
+            for name in _PROGRAMS:
+                _program(name)
         if obstacle:
             return
         gc.freeze()  # as Python's manual has it before a fork, where a collection would copy a million objects

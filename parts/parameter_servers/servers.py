@@ -34,6 +34,7 @@ def serve(
     timeout_seconds: float,
     quiet: bool,
     load: Callable[[], Sequence[Source]],
+    import_rest: Callable[[], None],
     gpus: Sequence[int] | None = None,
     run_dir: RunDir | None = None,
 ) -> NoReturn:
@@ -44,6 +45,7 @@ def serve(
       timeout_seconds: how long the coordinator may be away, at the start too.
       quiet: leave out TensorFlow's messages about errors, which the coordinator receives.
       load: returns the sources that a worker reads by itself; called where the coordinator's data is one.
+      import_rest: imports what `load` and the end can need.
       gpus: as `engine.machine.gpus.use_only` has them; a parameter server takes none by default.
       run_dir: folder of requests for this task's stacks, where a worker also announces its address; None for neither.
 
@@ -60,6 +62,7 @@ def serve(
         from .sources import Sources
 
         use_only(gpus)
+        import_rest()
 
     # Without the evaluator, whose entry would make the coordinator hang.
     spec = tf.train.ClusterSpec({kind: list(cluster.job(kind)) for kind in ("chief", "worker", "ps")})

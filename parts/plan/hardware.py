@@ -10,8 +10,8 @@ import dataclasses
 import json
 import math
 import os
+import pkgutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...runner.command_line import parsing
@@ -29,7 +29,6 @@ from ...runner.command_line.rules import (
 from ...runner.command_line.values import short
 from ...runner.failures import UsageError, nearest
 
-_PUBLISHED = Path(__file__).with_name("published.json")
 _REQUIRED: Any = dataclasses.MISSING
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 Points: TypeAlias = tuple[tuple[float, float], ...]  # (size, figure)
@@ -176,7 +175,7 @@ def read(name_or_path: str) -> Hardware:
     Raises:
       UsageError: the file can't be read, lacks a required figure, has an unknown one, or one out of its range.
     """
-    published = json.loads(_PUBLISHED.read_text(encoding="utf-8"))
+    published = json.loads(pkgutil.get_data(__package__, "published.json") or b"")
     if name_or_path in published:
         return from_figures({"name": name_or_path, **published[name_or_path]}, name_or_path)
     if not os.path.exists(os.path.expanduser(name_or_path)) and os.sep not in name_or_path:

@@ -6,11 +6,14 @@ import contextlib
 import functools
 import gc
 import io
+import linecache
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import NamedTuple, NoReturn, TextIO
 
 from ...engine.errors import as_line
@@ -33,6 +36,26 @@ def uncollected() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def import_whole(names: Iterable[str]) -> None:
+    """Imports modules, and all below those that are folders of this package; keeps the source of its modules.
+
+    Once: later, and in a fork, its files may be another version's.
+    """
+    for name in names:
+        _import_whole(name)
+    for module in [module for name, module in sys.modules.items() if name.startswith("crankshaft.")]:
+        path = getattr(module, "__file__", None) or ""
+        if lines := linecache.getlines(path, vars(module)):  # AutoGraph reads a function's source as it is traced
+            linecache.cache[path] = sum(map(len, lines)), None, lines, path  # without a time it is not read again
+
+
+@functools.cache
+def _import_whole(name: str) -> None:
+    folder = getattr(import_module(name), "__path__", ())
+    for module in walk_packages(folder, f"{name}.") if name.startswith("crankshaft.") else ():
+        import_module(module.name)
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def test_folder_is_refused_as_digits_read_none(tmp_path):
         digits.load(str(tmp_path), 0)
 
 
-def test_damaged_file_is_refused_in_one_line(tmp_path):
+def test_damaged_file_is_refused_in_one_line():
     with open(PATH, "rb") as file:
         whole = file.read()
     rows = gzip.decompress(whole).splitlines(keepends=True)
@@ -74,10 +74,8 @@ def test_damaged_file_is_refused_in_one_line(tmp_path):
         gzip.compress(b"".join(rows[:-1]), mtime=0),
         gzip.compress(b"1,2,x\n", mtime=0),
     ]
-    path = tmp_path / "digits.csv.gz"
     for content in damaged:
-        path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            digits.read_scans(str(path))
-        assert str(path) in str(caught.value)
+            digits.read_scans(content)
+        assert "data/digits.csv.gz: expected " in str(caught.value)
         assert "\n" not in str(caught.value)
