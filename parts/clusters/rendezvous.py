@@ -498,7 +498,7 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
             peer, sock, received = waiting[number]
             try:
                 received += (data := sock.recv(1 << 16))
-                reply = _parse(received, identity) if data else Reply(None)
+                reply = parse(received, identity) if data else Reply(None)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -521,13 +521,15 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
     return replies
 
 
-def _parse(data: bytes | bytearray, identity: bytes) -> Reply | None:
+def parse(data: bytes | bytearray, identity: bytes) -> Reply | None:
     """Parses what has come of an answer; None if more has to."""
     frame, header, rest = bytes(data[:9]), data[9:18], bytes(data[18:])
-    if len(frame) < len(_READY) or (frame in _ANSWERS and len(rest) < int.from_bytes(header[:3], "big")):
+    if len(frame) < len(_READY):
         return None
     if frame not in _ANSWERS:
         return Reply("serving" if frame[3:] == _READY[3:] else None)
+    if len(header) < len(_READY) or len(rest) < int.from_bytes(header[:3], "big"):
+        return None
     signature, body = rest[:_SIGNATURE_BYTES], rest[_SIGNATURE_BYTES:]
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(note := json.loads(body), dict):
