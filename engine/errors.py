@@ -35,7 +35,7 @@ EXIT_USAGE = 2  # a mistake in a setting, a model or data: the same command woul
 EXIT_SLOWER = 3  # a benchmark is shown to be slower than fail_below allows
 # Of sysexits(3), EX_DATAERR and EX_TEMPFAIL: scripts have small codes of their own.
 EXIT_DIVERGED = 65  # not finite: a run repeats its numbers, so it would diverge again: do not retry
-EXIT_PORT_TAKEN = 75  # another program took a port that Crankshaft chose: start all tasks again with other ports
+EXIT_PORT_TAKEN = 75  # another program took a port that no user has named: start all tasks again with other ports
 
 
 class CrankshaftError(Exception):

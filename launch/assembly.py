@@ -74,6 +74,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
     process.prepare()  # from here on a fork may set what libraries read
     waiting: contextlib.AbstractContextManager = contextlib.nullcontext()
     guarding: contextlib.AbstractContextManager = contextlib.nullcontext()
+    look: Callable[[], None] | None = None
     if config.cluster:
         from ..parts.clusters import arrival, rendezvous
 
@@ -81,7 +82,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if not (config.is_evaluator or rendezvous.has_joined(config.cluster)):
             limit, elastic = config.cluster_timeout_seconds, bool(config.min_workers)
             waiting = arrival.waiting_for_peers(config.cluster, limit, elastic)
-            guarding = arrival.guarding_start(config.cluster)
+            guarding, look = arrival.guarding_start(config.cluster), rendezvous.Rendezvous(config.cluster).look
     if config.strategy == "parameter_server":
         from ..parts.parameter_servers import servers
 
@@ -105,7 +106,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
             stack.enter_context(config.remote.pushing())
         inherited_lock = config.cluster.lock if config.cluster else None
         if config.writes_run:
-            locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS)
+            locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS, before_pause=look)
             outcome_writer.lock = stack.enter_context(locked)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:

@@ -135,4 +135,5 @@ def assign_kinds(tasks: Tasks, num_ps: int, evaluator: bool, environment: Mappin
             )
         names = ["chief", *(f"worker {i}" for i in range(workers)), *(f"ps {i}" for i in range(num_ps))]
         names += ["evaluator"] * evaluator
-    return make_cluster(tasks.source, list(zip(names, tasks.addresses, strict=True)), tasks.index, environment)
+    addresses = list(zip(names, tasks.addresses, strict=True))
+    return make_cluster(tasks.source, addresses, tasks.index, environment, tasks.job_id)

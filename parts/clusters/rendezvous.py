@@ -45,6 +45,7 @@ _NOTE_TYPE, _SIGNATURE_BYTES = 0xF0, 32
 _MOST_CALLS = 128  # side by side, for the limit of open files
 _REFUSAL_SECONDS = 5.0  # how long a task that can't start lets its peers know why
 _SHOWN_CHARACTERS = 300  # of another task's words
+_REQUEUE = "requeue the job, which then has other ports, or have Slurm reserve some by srun --resv-ports"
 
 
 class ClusterError(RunError):
@@ -86,7 +87,7 @@ class Wait:
 
 
 class PortTakenError(ClusterError):
-    """Another program has a port that Crankshaft chose, and no user named: it chooses another. One line."""
+    """Another program has a port that Crankshaft or Slurm chose, and no user named: the tasks get others. One line."""
 
     exit_code = EXIT_PORT_TAKEN
 
@@ -177,6 +178,8 @@ def _explained(cluster: Cluster):
         )
         if cluster.is_chosen:
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None
+        if cluster.job_id:
+            raise PortTakenError(f"{in_use}; {_REQUEUE}") from None
         raise UsageError(
             f"{in_use}; end the process that has it, or use another port; if that is the task, which has started this "
             "process, give this one strategy=one_device"
@@ -209,11 +212,14 @@ class Rendezvous:
     does not reach.
 
     Args:
-      strangers_are_absent: whether an answer that another job signed, or nobody, is none; else it is a mistake.
+      strangers_are_absent: whether an answer that another job signed, or nobody, is none; else it is a mistake, unless
+        a scheduler's job has chosen the ports, where that of another job may have chosen the same.
     """
 
     def __init__(self, cluster: Cluster, strangers_are_absent: bool = False):
-        self._cluster, self._strangers_are_absent = cluster, strangers_are_absent
+        self._cluster = cluster
+        self._strangers_are_absent = strangers_are_absent or bool(cluster.job_id)
+        self._strangers: dict[tuple[str, str], float] = {}  # since when another job's task answers for each peer
         self._frame = _STARTING
         self._process = secrets.token_hex(8)
         self._note: dict[str, Any] = {"misses": [address for _, address in cluster.peers]}
@@ -259,9 +265,9 @@ class Rendezvous:
         """
         replies = call_all(self._cluster.peers, timeout_seconds, self._cluster.identity)
         if self._strangers_are_absent:
-            replies = {
-                peer: Reply() if reply.note and not reply.is_signed else reply for peer, reply in replies.items()
-            }
+            strangers = [peer for peer, reply in replies.items() if reply.note and not reply.is_signed]
+            self._strangers = {peer: self._strangers.get(peer, time.monotonic()) for peer in strangers}
+            replies |= dict.fromkeys(strangers, Reply())
         self._replies = replies
         for peer, reply in replies.items():
             self._check_identity(peer, reply)
@@ -293,9 +299,19 @@ class Rendezvous:
             "to one task"
         )
 
-    def _check_own_address(self, timeout_seconds: float) -> None:
-        """Raises `UsageError` if another process than this one answers at this task's address."""
-        reply = call(self._cluster.address, timeout_seconds)
+    def look(self) -> None:
+        """Looks once who starts at the tasks' addresses, before this task answers itself.
+
+        Raises:
+          UsageError: another task is at this one's address, or a peer's.
+        """
+        reply = call(self._cluster.address)
+        if reply.note:  # a server may be that of an earlier attempt, which is about to end
+            self._check_own_address(reply)
+        self.ask(_CONNECT_SECONDS)
+
+    def _check_own_address(self, reply: Reply) -> None:
+        """Raises `UsageError` if another process than this one has answered at this task's address."""
         note = reply.note or {}
         if reply.answer and note.get("process") != self._process:
             host = f"on {_shown(note['host'])}" if "host" in note else "by TensorFlow's server"
@@ -315,6 +331,7 @@ class Rendezvous:
 
         Raises:
           ClusterError: names the peers that have not come within `timeout_seconds`, or leave the job.
+          PortTakenError: another job has the port of a peer that a scheduler's job has chosen.
           UsageError: another task is at this one's address, or a peer's, or a peer has found a mistake.
         """
         wait, peers = Wait(self._cluster.task, timeout_seconds), self._cluster.peers
@@ -322,7 +339,7 @@ class Rendezvous:
             self._frame = _READY
             self.announce({})
         else:
-            self._check_own_address(min(timeout_seconds, _CONNECT_SECONDS))
+            self._check_own_address(call(self._cluster.address, min(timeout_seconds, _CONNECT_SECONDS)))
         while True:
             answer_seconds = max(_FIRST_CONNECT_SECONDS, min(wait.seconds / 4, wait.left_seconds, _CONNECT_SECONDS))
             calls = self.ask(answer_seconds)
@@ -349,13 +366,18 @@ class Rendezvous:
                 raise ClusterError(self.missing_line(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
             awaited = describe_peers([peer for peer in peers if peer not in here])
             wait.log_progress(f"{awaited} {'to be ready' if ready else 'to come'}")
+            if taken := [peer for peer, since in self._strangers.items() if now - since > _LEFT_SECONDS]:
+                raise PortTakenError(f"{describe_peers(taken)}: a task of another job answers there; {_REQUEUE}")
             if wait.is_over:
                 # Others give up at the same moment: a peer that left is to blame only if all came once.
                 never = [peer for peer in peers if peer not in seen or (replies[peer] and peer not in here)]
                 event = "did not come" if never else "came, left, and did not come back"
                 away = never or [peer for peer in peers if peer not in here]
-                event = f"{event} within cluster_timeout_seconds={timeout_seconds:g}"
-                raise ClusterError(self.missing_line(away, event))
+                line = self.missing_line(away, f"{event} within cluster_timeout_seconds={timeout_seconds:g}")
+                is_taken = any(calls[peer].answer in (None, "serving") or peer in self._strangers for peer in never)
+                if self._cluster.job_id and is_taken:
+                    raise PortTakenError(f"{line}; {_REQUEUE}")
+                raise ClusterError(line)
             time.sleep(min(max(wait.seconds / 10, _FIRST_POLL_SECONDS), _POLL_SECONDS))
 
     def _is_ready(self, peer: tuple[str, str], answer: str | None) -> bool:
@@ -577,7 +599,8 @@ class Presence:
 
     def is_gone(self) -> bool:
         reply = call(self._address, identity=self._identity)
-        here, now = reply.answer, time.monotonic()
+        is_stranger = self._identity and reply.note and not reply.is_signed
+        here, now = "" if is_stranger else reply.answer, time.monotonic()
         self.refusal = refusal(reply.note) if reply.is_signed else ""
         self.came = self.came or bool(here)
         self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._checked_at, 2 * _CONNECT_SECONDS)

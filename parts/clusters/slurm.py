@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import itertools
 import re
+import zlib
 from collections.abc import Mapping
 
 from ...runner.failures import UsageError
 from ...runner.host.tasks import MOST_TASKS, Tasks
 
-# Ports that no job has reserved: each step of a job has some of its own, below those that Linux gives to callers
-# (32768, ip_local_port_range). Jobs whose numbers are apart by a multiple of the slots meet.
-_FIRST_PORT, _SLOTS, _PORTS_A_SLOT = 10240, 176, 128
+# Ports that no job has reserved, below those that Linux gives to callers (32768, ip_local_port_range): each step of a
+# job has a slot of them, by a hash of what distinguishes it.
+_FIRST_PORT, _PORTS = 10240, 22528
+_MOST_IN_SLOT = 128  # unless a node has more tasks
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _COUNT = re.compile(r"([1-9][0-9]{0,8})(?:\(x([1-9][0-9]{0,8})\))?")
@@ -29,7 +31,8 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
     """Reads the tasks of the job's step that this process is one of; None outside of a step.
 
     https://slurm.schedmd.com/srun.html, "OUTPUT ENVIRONMENT VARIABLES". A task's port is the node's `--resv-ports` by
-    its number there, if the step has some, else one by the numbers of job and step.
+    its number there, if the step has some, else one of a slot that is a hash of cluster, job, step and number of
+    requeues: a job that is requeued since a port was taken has others.
 
     Raises:
       UsageError: a variable has another form, or has a distribution of tasks that no list of addresses can express.
@@ -49,17 +52,18 @@ def tasks(environment: Mapping[str, str]) -> Tasks | None:
             f"{len(counts)}; start the tasks by srun"
         )
     nodes_of_ranks = _nodes_of_ranks(counts, environment, int(rank))
+    cluster, restarts = (environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT"))
+    job_id = f"{cluster}/{job}.{step}/{restarts}"
     reserved, most = environment.get("SLURM_STEP_RESV_PORTS", ""), max(counts)
     if reserved:
         ports = _reserved(reserved, most)
         addresses = [f"{nodes[node]}:{ports[local]}" for node, local in nodes_of_ranks]
-    elif most > _PORTS_A_SLOT:
-        raise UsageError(f"{most} tasks on a node, of which {_PORTS_A_SLOT} get ports; use srun --resv-ports={most}")
     else:
-        first = _FIRST_PORT + (int(job) + int(step)) % _SLOTS * _PORTS_A_SLOT
         # Of other nodes too if there are enough: several nodes may be one host's.
-        addresses = [f"{nodes[node]}:{first + (node * most + local) % _PORTS_A_SLOT}" for node, local in nodes_of_ranks]
-    return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank))
+        size = max(most, min(most * len(nodes), _MOST_IN_SLOT))
+        first = _FIRST_PORT + zlib.crc32(job_id.encode()) % max(1, _PORTS // size) * size
+        addresses = [f"{nodes[node]}:{first + (node * most + local) % size}" for node, local in nodes_of_ranks]
+    return Tasks(f"Slurm's job {job}.{step}", tuple(addresses), int(rank), job_id)
 
 
 def _nodes_of_ranks(counts: list[int], environment: Mapping[str, str], rank: int) -> list[tuple[int, int]]:

@@ -129,6 +129,8 @@ class _Agent(RestartLoop):
         # A task that has saved on a request, as with a notice of preemption, is not started again.
         elif self._stop_signal or not ending.code or (ending.ended_on_request and ending.code > 0):
             code = ending.code
+        elif ending.port_was_taken:
+            code = ending.code  # Slurm gives it another as the job is requeued
         elif ending.code > 0 and self._record_bytes() > recorded_bytes and following.exit_code(self._events) == 0:
             code = ending.code  # the run is complete; what failed came after it, such as its output
         return Attempt([ending], code, time.time())

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import SoftFileLock, Timeout, lock_descriptor
@@ -28,13 +28,18 @@ _TAKE_OVER_SECONDS = 3.0  # in which the file of an owner that has ended is take
 
 @contextlib.contextmanager
 def lock(
-    run_dir: str, held: LockedRunDir | None = None, wait_seconds: float = 0.0, after_loss: bool = False
+    run_dir: str,
+    held: LockedRunDir | None = None,
+    wait_seconds: float = 0.0,
+    after_loss: bool = False,
+    before_pause: Callable[[], None] | None = None,
 ) -> Iterator[LockedRunDir]:
     """Holds run_dir for this process alone; `held`: its parent has taken the lock for it.
 
     Args:
       wait_seconds: how long to wait for a process of another host, which may be lost.
       after_loss: whether to wait for the process that has it now instead, whichever it is, but for no later one.
+      before_pause: called before each pause of the wait, which an error of it ends.
 
     Raises:
       RunDirInUse: another process, still alive, holds it.
@@ -56,6 +61,8 @@ def lock(
                 if not first:
                     logging.warning("%s; this process waits for it, up to %g s", error, wait_seconds)
                 first = error
+            if before_pause:
+                before_pause()
             time.sleep(_LOCK_POLL_SECONDS)
     try:
         yield held

@@ -25,11 +25,13 @@ class Tasks:
       source: description of where the tasks were read, for people: "Slurm's job 7.0".
       addresses: "host:port" of each task.
       index: this process's task.
+      job_id: what distinguishes the job from all others of its scheduler, where it has also chosen the ports; else "".
     """
 
     source: str
     addresses: tuple[str, ...]
     index: int
+    job_id: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Cluster:
       index: this task's index in `addresses`.
       secret: the job's, which authenticates the workers' datagrams; empty without one.
       source: description of where the tasks were read from, for people: "TF_CONFIG".
+      job_id: see `Tasks`.
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
@@ -53,6 +56,7 @@ class Cluster:
     index: int
     secret: bytes = dataclasses.field(default=b"", repr=False)
     source: str = "TF_CONFIG"
+    job_id: str = ""
     bind: str = ""
     is_chosen: bool = False
     absent: tuple[tuple[str, str], ...] = ()
@@ -92,13 +96,14 @@ class Cluster:
 
     @property
     def identity(self) -> bytes:
-        """The key by which the job's tasks sign what they announce: its secret and its tasks.
+        """The key by which the job's tasks sign what they announce: its secret, its id and its tasks.
 
         Without an evaluator, which only reads files, and workers around servers, which come and go.
         """
         kinds = ("chief", "ps") if self.job("ps") else ("chief", "worker")
-        tasks = sorted(f"{name}={address}" for name, address in self.addresses + self.absent)
-        return b"\0".join([self.secret, *(task.encode() for task in tasks if task.startswith(kinds))])
+        named = sorted(f"{name}={address}" for name, address in self.addresses + self.absent if name.startswith(kinds))
+        words = [self.job_id] * bool(self.job_id) + named  # without an id as in earlier builds, whose tasks may be here
+        return b"\0".join([self.secret, *map(str.encode, words)])
 
     @property
     def num_workers(self) -> int:
@@ -126,7 +131,7 @@ class Cluster:
 
 
 def make_cluster(
-    source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str]
+    source: str, addresses: Sequence[tuple[str, str]], index: int, environment: Mapping[str, str], job_id: str = ""
 ) -> Cluster:
     """Makes the cluster of some tasks. Raises `UsageError` where an address is wrong, or the job's secret.
 
@@ -141,7 +146,7 @@ def make_cluster(
             f"{_SECRET_CHARACTERS} or more, by chance, or leave it out"
         )
     normal = tuple((name, _normalized(address)) for name, address in addresses)
-    return Cluster(normal, index, secret.encode(errors="surrogateescape"), source)
+    return Cluster(normal, index, secret.encode(errors="surrogateescape"), source, job_id)
 
 
 def counts(kinds: Mapping[str, int]) -> str:

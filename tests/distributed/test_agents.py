@@ -16,6 +16,7 @@ from crankshaft.parts.elastic.members import is_waiting
 from crankshaft.parts.launchers.children import Children
 from crankshaft.parts.launchers.restarts import recorded_restarts
 from crankshaft.runner.command_line.following import exit_code
+from crankshaft.runner.failures import EXIT_PORT_TAKEN
 from crankshaft.runner.host.tasks import Cluster
 from tests import forked
 from tests.distributed import weighing
@@ -27,7 +28,7 @@ RUN = (
     *("--model=mlp", "--model_arg=hidden_units=32", "--model_arg=dropout=0.3", "--input=digits", "--jit=off"),
     *("--global_batch_size=66", "--steps_per_loop=2", "--eval_every_steps=0"),
 )
-# Each word "STEP:TASK:ACTION" acts once, in the script's folder: kill, fail, or term, which is sent to the agent.
+# Each word "STEP:TASK:ACTION" acts once, in the script's folder: kill, an exit code, or term, sent to the agent.
 SCRIPT = """
 import json, os, pathlib, signal, sys, threading
 from crankshaft import main
@@ -48,8 +49,8 @@ def act(status, means):
             done.touch()
             if action == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            elif action == "fail":
-                os._exit(1)
+            elif action.isdecimal():
+                os._exit(int(action))
             os.kill(agent, signal.SIGTERM)
 
 main(hooks=[every_steps(2, act)], argv=[sys.argv[0], *sys.argv[2:]])
@@ -68,7 +69,7 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
     flags = (*RUN, "--train_steps=60", "--checkpoint_every_steps=10", "--snapshot_seconds=1e-6")
     flags += (f"--run_dir={run_dir}",)
     run = lambda acts, restarts: crank(acts, *flags, f"--max_restarts={restarts}", script=program)  # noqa: E731
-    failed = run("6:0:fail,26:0:fail", 1)
+    failed = run("6:0:1,26:0:1", 1)
     assert failed.code == 1
     assert "the run ended with exit code 1; it is failure 2 within 600 s" in failed.err
     (saved,) = re.findall(r"^step (\d+) was in memory, and is saved now$", failed.err, re.MULTILINE)
@@ -96,11 +97,18 @@ def test_an_agent_counts_restarts_of_schedulers_too_and_passes_signals_on(crank,
 
 def test_a_signal_between_two_attempts_ends_the_run_as_one_within_an_attempt(crank, tmp_path):
     flags = (*RUN, "--train_steps=60", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9", "--snapshot_seconds=0")
-    program = crank.start("2:0:fail,2:0:fail", *flags, script=script(tmp_path / "own"))
+    program = crank.start("2:0:1,2:0:1", *flags, script=script(tmp_path / "own"))
     program.until(lambda: "it starts again in 1 s" in program.err)
     program.send(signal.SIGHUP)
     ended = program.wait()
     assert (ended.code, "error" in ended.err) == (128 + signal.SIGHUP, False), ended.err
+
+
+@pytest.mark.thorough
+def test_a_task_whose_port_is_taken_is_started_again_by_the_scheduler_which_gives_it_another(crank, tmp_path):
+    flags = (*RUN, "--train_steps=4", f"--run_dir={tmp_path / 'run'}", "--max_restarts=9")
+    ended = crank(f"2:0:{EXIT_PORT_TAKEN}", *flags, script=script(tmp_path / "own"))
+    assert (ended.code, "starts again" in ended.err) == (EXIT_PORT_TAKEN, False), ended.err
 
 
 @pytest.mark.thorough

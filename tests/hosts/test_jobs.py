@@ -124,7 +124,9 @@ def test_tf_config_gives_the_bits_of_cluster_hosts(hosts, undisturbed, report):
 
 def test_one_index_on_two_hosts_is_named_on_both(hosts, report):
     two = hosts(2)
-    tasks = [two.train(0, host=host) for host in (1, 2)]
+    tasks = [two.train(0, f"--run_dir={two.shared}/run", host=1)]
+    tasks[0].until("waits for worker 1")  # and has the lock, which the other waits for
+    tasks.append(two.train(0, f"--run_dir={two.shared}/run", host=2))
     assert report("`--task_index=0` on both", tasks, "both name both, at once") == [2, 2]
     for task in tasks:
         assert "host1" in task.error

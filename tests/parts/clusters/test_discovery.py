@@ -77,8 +77,9 @@ def test_slurms_lists_of_nodes(text, nodes):
 
 def test_slurms_tasks_have_their_nodes_address_and_a_port_each():
     tasks = discovery.tasks_from_scheduler(step("n[1-2]", "2,1", rank=2, node=1, local=0))
-    first = 10240 + 7 * 128
-    assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first + 2}"), 2)
+    first = split(tasks.addresses[0])[1]
+    assert 10240 <= first <= 32765
+    assert tasks == Tasks("Slurm's job 7.0", (f"n1:{first}", f"n1:{first + 1}", f"n2:{first + 2}"), 2, "/7.0/")
 
 
 def test_slurms_cyclic_distribution_is_seen_by_a_tasks_own_place():
@@ -89,9 +90,21 @@ def test_slurms_cyclic_distribution_is_seen_by_a_tasks_own_place():
     assert [address.split(":")[0] for address in slurm.tasks(said).addresses] == hosts
 
 
-def test_two_of_slurms_jobs_on_a_node_have_ports_of_their_own():
-    one, other = (slurm.tasks({**step("n1", "4", 0, 0, 0), "SLURM_JOB_ID": job}) for job in ("7", "8"))
-    assert not set(one.addresses) & set(other.addresses)
+def test_two_of_slurms_jobs_on_a_node_have_ports_and_an_id_of_their_own():
+    numbers = [str(7 + 176 * n) for n in range(8)] + [str(8 + n) for n in range(8)]
+    jobs = [{"SLURM_JOB_ID": number} for number in numbers]
+    jobs += [{"SLURM_STEP_ID": "1"}, {"SLURM_CLUSTER_NAME": "c"}, {"SLURM_RESTART_COUNT": "1"}]
+    found = [slurm.tasks({**step("n1", "4", 0, 0, 0), **job}) for job in jobs]
+    assert len({address for tasks in found for address in tasks.addresses}) == 4 * len(jobs)
+    assert len({discovery.assign_kinds(tasks, 0, False, {}).identity for tasks in found}) == len(jobs)
+
+
+def test_ports_of_many_tasks_on_a_node_are_one_each_below_those_of_callers():
+    for count, nodes, most in ((200, "n1", 200), (2, "n[1-300]", 128), (20000, "n1", 20000)):
+        counts = f"{count}(x300)" if "-" in nodes else str(count)
+        ports = {split(address)[1] for address in slurm.tasks(step(nodes, counts, 0, 0, 0)).addresses}
+        assert len(ports) == most
+        assert 10240 <= min(ports) < max(ports) < 32768
 
 
 def test_ports_that_slurm_has_reserved_are_taken():
@@ -147,7 +160,6 @@ MISTAKES = {
         step("n1", "2", 0, 0, 0, SLURM_STEP_RESV_PORTS="1-30000000"),
         ["'1-30000000' has a port above 65535"],
     ),
-    "too many tasks a node": (step("n1", "200", 0, 0, 0), ["200 tasks on a node, of which 128", "--resv-ports=200"]),
     "millions of pods": (pod(",".join(["run:9999"] * 999), "run-0"), ["has more than 65,536 pods; set it to"]),
     "no service": ({**pod("run:2", "run-0"), "CRANKSHAFT_SERVICE": ""}, ["CRANKSHAFT_SERVICE is not"]),
     "no index": ({**pod("run:2", "run-0"), "JOB_COMPLETION_INDEX": ""}, ["use an Indexed Job"]),

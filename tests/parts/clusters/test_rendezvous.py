@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import fcntl
 import socket
 import threading
 
 import pytest
 
 from crankshaft.parts.clusters import rendezvous
-from crankshaft.parts.clusters.rendezvous import ClusterError, RefusedError, Rendezvous
+from crankshaft.parts.clusters.rendezvous import ClusterError, PortTakenError, RefusedError, Rendezvous
 from crankshaft.parts.launchers.resources import free_ports
-from crankshaft.runner.failures import UsageError
+from crankshaft.runner.failures import EXIT_PORT_TAKEN, UsageError
+from crankshaft.runner.host import locks
 from crankshaft.runner.host.tasks import Cluster, make_cluster
 from tests.waiting import PATIENCE
 
@@ -71,6 +74,48 @@ def test_a_task_of_another_job_at_a_peers_address_is_named(port, theirs):
     )
     with Rendezvous(theirs), Rendezvous(on_host(1, tasks(port), 0)) as here, pytest.raises(UsageError, match=line):
         here.wait(PATIENCE)
+
+
+def test_a_task_of_another_job_at_a_port_that_slurm_gave_is_absent_and_then_ends_the_job(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_LEFT_SECONDS", 0.2)
+    ours, theirs = (dataclasses.replace(on_host(n, tasks(port), n - 1), job_id=f"a/{n}.0/") for n in (1, 2))
+    with Rendezvous(theirs), Rendezvous(ours) as here:
+        assert [reply.answer for reply in here.ask(PATIENCE).values()] == [""]
+        line = rf"^worker 1 \(127.0.0.2:{port}\): a task of another job answers there; .* srun --resv-ports$"
+        with pytest.raises(PortTakenError, match=line):
+            here.wait(PATIENCE)
+        presence = rendezvous.Presence(ours.peers[0][1], PATIENCE, ours.identity)
+        assert (presence.is_gone(), presence.came) == (False, False)
+        ours_there = dataclasses.replace(theirs, job_id=ours.job_id)
+    with Rendezvous(ours_there), Rendezvous(ours) as here:
+        here.wait(PATIENCE)
+
+
+def test_a_port_that_slurm_gave_and_another_program_has_ends_the_task_so_that_its_job_is_requeued(port):
+    with socket.create_server(("127.0.0.1", port)), pytest.raises(PortTakenError, match=r"srun --resv-ports$") as error:
+        rendezvous.check_bindable(dataclasses.replace(on_host(1, tasks(port), 0), job_id="a/7.0/"))
+    assert error.value.exit_code == EXIT_PORT_TAKEN
+
+
+def test_a_task_that_waits_for_the_lock_of_another_host_sees_there_who_has_its_index(port, tmp_path):
+    with open(tmp_path / locks.NAMES.lock, "w") as held:
+        held.write("7 elsewhere 0")
+        held.flush()
+        fcntl.flock(held, fcntl.LOCK_EX)
+        right, wrong = on_host(1, tasks(port), 0), on_host(2, tasks(port), 0)
+        # Nobody is there yet, or again, as after a loss: it waits.
+        with (
+            pytest.raises(locks.RunError, match="on host elsewhere"),
+            locks.lock(str(tmp_path), None, 0.1, before_pause=Rendezvous(wrong).look),
+        ):
+            raise AssertionError
+        line = rf"is worker 0 at 127.0.0.1:{port}, where another task answers"
+        with (
+            Rendezvous(right),
+            pytest.raises(UsageError, match=line),
+            locks.lock(str(tmp_path), None, PATIENCE, before_pause=Rendezvous(wrong).look),
+        ):
+            raise AssertionError
 
 
 def test_each_beginning_of_an_answer_is_incomplete_and_no_other_byte_in_it_is_an_error(port):
