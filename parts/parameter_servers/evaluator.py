@@ -8,6 +8,7 @@ import time
 from ...engine.checkpoints import RunDir
 from ...engine.hooks import Status, StopRequest, evaluation
 from ...engine.hooks.saving import BestCheckpoint
+from ...engine.machine import environment
 from ...engine.machine.files import appears
 from ...engine.meter import Meter, Segment
 from ...engine.metrics.monitored import Monitored
@@ -20,6 +21,7 @@ from ...runner.restored.restoring import restored_since
 from ..clusters.rendezvous import Presence, answers
 from ..tensorboard import event_values
 from ..tensorboard.event_files import EventFiles
+from .sources import warn_of_versions
 
 _POLL_SECONDS = 1.0
 
@@ -41,7 +43,7 @@ def watch(run: BaseRun) -> Outcome:
     else:
         run.log(f"no best checkpoint: monitor={config.monitor} is not known here, where none are trained on")
     (chief,) = config.tasks.job("chief")
-    coordinator = Presence(chief, config.cluster_timeout_seconds)
+    coordinator = Presence(chief, config.cluster_timeout_seconds, config.tasks.identity)
     evaluated_step, has_met = -1, False
     with Signals(request.request):
         while True:
@@ -57,6 +59,7 @@ def watch(run: BaseRun) -> Outcome:
             for manifest in restored_since(run, evaluated_step):
                 if evaluated_step < 0:
                     files.open(manifest.step - 1)
+                    warn_of_versions({f"ckpt-{manifest.step}": manifest.versions, "evaluator": environment.versions()})
                 evaluated_step = manifest.step
                 _evaluate(run, files, best)
             if stop_requested or (run.train_steps is not None and evaluated_step >= run.train_steps):

@@ -12,22 +12,25 @@ import re
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from ...engine import logging
 from ...engine.data.buckets import BucketedOrder
 from ...engine.data.order import ChunkedOrder, Order
 from ...engine.data.reader import Reader, as_stored, packed, stored_dtypes
 from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.errors import CrankshaftError, LostPeerError, SourceError, UnavailableError, reason
 from ...engine.internals.tensorflow import answer_to, called_by_name
+from ...engine.machine import environment
+from ..workers.comparison import differences
 from ..workers.watchdog import FIRST_CALL_FACTOR
 
-_READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS = (
-    f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss")
+_READ, _DESCRIBE, _VERIFY, _BAD, _DISMISS, _VERSIONS = (
+    f"crankshaft/{name}" for name in ("read", "describe", "verify", "bad", "dismiss", "versions")
 )
 _ERROR = re.compile(r"\[(Source|Unavailable)Error\] (.*?) \[end\]", re.DOTALL)  # TensorFlow adds names and a traceback
 _PAUSE_SECONDS = 0.5
@@ -62,6 +65,7 @@ class Sources:
             _VERIFY: self._verify,
             _BAD: self._bad,
             _DISMISS: self._dismiss,
+            _VERSIONS: lambda: _as_text([environment.versions()]),
         }
         # Kept, since TensorFlow has only weak references to them.
         self._answers = [self._with_marked_errors(function) for function in answers.values()]
@@ -213,6 +217,32 @@ def check(sources: Sequence[Source], workers: Sequence[str], timeout_seconds: fl
         for source in sources:
             if describe(source) not in answer:
                 raise SourceError(f"worker {worker} ({address}): {difference(describe(source), answer)}")
+
+
+def compare_versions(workers: int, servers: int) -> None:
+    """Logs, in a line, which of the reachable workers and servers, and the coordinator, run other versions than others.
+
+    A task that starts again may have a newer build, which continues the same run.
+    """
+    answers = _query(_VERSIONS, tasks := _jobs_tasks(worker=workers, ps=servers), _ANSWER_SECONDS)
+    versions, earlier = {"chief": environment.versions()}, list[str]()
+    for task, answer in zip(tasks, answers, strict=True):
+        # Side by side, an error of one may have come to another.
+        answer = _query(_VERSIONS, [task], _ANSWER_SECONDS)[0] if isinstance(answer, Exception) else answer
+        name = task.removeprefix("/job:").replace("/task:", " ")
+        if isinstance(answer, list):
+            versions[name] = answer[0]
+        elif isinstance(answer, tf.errors.InvalidArgumentError):  # it does not know the question
+            earlier.append(name)
+    warn_of_versions(versions, earlier)
+
+
+def warn_of_versions(versions: Mapping[str, Mapping[str, str]], earlier: Sequence[str] = ()) -> None:
+    """Logs, in a line, what differs between the versions of tasks; `earlier`: tasks of an earlier build, of any."""
+    if lines := [*differences(versions), *([f"an earlier build at {' and '.join(earlier)}"] if earlier else [])]:
+        logging.warning(
+            "tasks run different code: %s; install the same everywhere, unless it is an upgrade", "; ".join(lines)
+        )
 
 
 def undecodable(workers: int) -> CrankshaftError | None:

@@ -269,6 +269,8 @@ class ParameterServer(Strategy):
         feeds = [train_feed, *(eval_feed.values() if isinstance(eval_feed, Mapping) else [eval_feed])]
         if read := [feed.read_by_workers for feed in feeds if feed and feed.read_by_workers]:
             sources.check(read, self.cluster.workers, self.options.step_timeout_seconds)
+        if not self._leases:
+            sources.compare_versions(len(self.cluster.workers), len(self.cluster.servers))
         self._leases = self._leases or Leases(
             self.coordinator,
             self.cluster,

@@ -1,7 +1,7 @@
 """Compares the settings of workers that train together, before the first step, and names the differences.
 
-Workers that differ would train nonsense, or wait for each other for ever. Workers with parameter servers compare
-only the data they read (`parts/parameter_servers/sources.py`): the chief's flags alone decide.
+Workers that differ would train nonsense, or wait for each other for ever. Tasks with parameter servers compare only
+their versions and the data they read (`parts/parameter_servers/sources.py`): the chief's flags alone decide.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...runner.host.locks import can_lock
 from ...runner.host.process import VECTOR_WIDTH
 from ...runner.host.signals import EXIT_CODES
 from ...runner.saved import fingerprints
-from .comparison import by_worker, refused
+from .comparison import differences, refused
 
 _OPTION = "AutoShardPolicy.OFF in its options"
 # Variables by which TensorFlow computes with other kernels, so that it rounds otherwise.
@@ -173,9 +173,5 @@ def _check(settings: Mapping[str, Any], strategy) -> None:
 def _differences(settings: Mapping[str, Any], strategy) -> list[str]:
     """Describes each value that differs, and the workers that have it."""
     answers = [json.loads(text) for text in strategy.exchange(json.dumps(settings, sort_keys=True, default=str))]
-    lines = []
-    for name in sorted(set().union(*answers)):
-        shown = [short(values.get(name)) for values in answers]
-        if len({*shown}) > 1:
-            lines.append(f"{name} {by_worker(shown, strategy)}")
-    return lines
+    shown = [{name: short(value) for name, value in values.items()} for values in answers]
+    return differences(dict(zip(strategy.host_names, shown, strict=True)))

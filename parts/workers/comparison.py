@@ -1,10 +1,10 @@
-"""Compares what workers have made, before they compute with it together: their variables, their traced steps."""
+"""Compares what tasks must have alike, before they compute together: settings, versions, variables, traced steps."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -42,7 +42,7 @@ def made_by_all(what: str, make: Callable[[], _Made], value: Callable[[_Made], A
 def refuse_variables(variables: Sequence[str], strategy) -> None:
     """Raises `UsageError` on all workers, which have made other variables; each describes its own."""
     shown, _ = _first_difference(variables, str, strategy)
-    raise refused(f"workers make different variables, first {by_worker(shown, strategy)}; {_CURE}", strategy)
+    raise refused(f"workers make different variables, first {_by_task(shown, strategy.host_names)}; {_CURE}", strategy)
 
 
 def check_step(kind: str, step: digests.StepDigest, values: Sequence[str], strategy) -> None:
@@ -58,7 +58,7 @@ def check_step(kind: str, step: digests.StepDigest, values: Sequence[str], strat
         return
     hashes, ops = zip(*step.ops, strict=True)
     shown, builds = _first_difference(hashes, lambda hashed: digests.describe(ops[hashes.index(hashed)]), strategy)
-    line = f"workers compute different {kind} steps, first {by_worker(shown, strategy)}"
+    line = f"workers compute different {kind} steps, first {_by_task(shown, strategy.host_names)}"
     if len({*builds}) == 1:
         raise refused(f"{line}; {_CURE}", strategy)
     if strategy.is_chief:
@@ -82,9 +82,19 @@ def refused(line: str, strategy) -> UsageError:
     return UsageError(line)
 
 
-def by_worker(answers: Sequence[str], strategy) -> str:
-    """Describes the workers' answers, each once, with those who gave it."""
-    workers: dict[str, list[str]] = {}
-    for worker, answer in zip(strategy.host_names, answers, strict=True):
-        workers.setdefault(answer, []).append(worker)
-    return ", ".join(f"{answer} at {' and '.join(who)}" for answer, who in workers.items())
+def differences(settings: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Describes each value that differs between tasks, whose settings these are, and the tasks that have it."""
+    lines = []
+    for name in sorted(set().union(*settings.values())):
+        shown = [str(values.get(name)) for values in settings.values()]
+        if len({*shown}) > 1:
+            lines.append(f"{name} {_by_task(shown, settings)}")
+    return lines
+
+
+def _by_task(answers: Iterable[str], tasks: Iterable[str]) -> str:
+    """Describes tasks' answers, each once, with those who gave it."""
+    found: dict[str, list[str]] = {}
+    for task, answer in zip(tasks, answers, strict=True):
+        found.setdefault(answer, []).append(task)
+    return ", ".join(f"{answer} at {' and '.join(who)}" for answer, who in found.items())

@@ -11,7 +11,9 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from crankshaft.engine import version
 from crankshaft.engine.checkpoints import RunDir
 from crankshaft.engine.record.events import read
 from crankshaft.parts.ask.requests import ask
@@ -63,6 +65,46 @@ def test_each_example_is_seen_once_an_epoch_and_each_checkpoint_by_an_evaluator(
     assert [server["bytes"] for server in servers] == job.result["server_bytes"]
     assert [server["name"] for server in servers] == ["ps 0", "ps 1"]
     assert servers[0]["seconds"] > 0
+
+
+OTHER_BUILDS = f"""
+import json, os, sys
+sys.path.insert(0, {str(ROOT)!r})
+import numpy as np
+import tensorflow as tf
+from crankshaft.engine import version
+from crankshaft.launch import train
+from crankshaft.parts.parameter_servers import sources
+from tests.launch.line import Line
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+if task["type"] == "evaluator" or (task["type"], task["index"]) == ("worker", 1):
+    other = version.described().replace(version.build(), "0123456789ab")
+    version.described = lambda: other
+if (task["type"], task["index"]) == ("worker", 0):  # as before versions were asked for
+    answer_to = sources.answer_to
+    sources.answer_to = lambda name, function: name.endswith("versions") or answer_to(name, function)
+if task["type"] == "ps":
+    tf.__version__ = "2.99.0"
+x = np.arange(12, dtype=np.float32).reshape(4, 3)
+train.main(Line, data=((x, x[:, 0]), (x, x[:, 0])))
+"""
+
+
+@pytest.mark.slow
+def test_tasks_of_other_builds_and_versions_are_named_in_a_line_and_train(start, tmp_path):
+    (tmp_path / "script.py").write_text(OTHER_BUILDS)
+    flags = ("--train_steps=4", "--global_batch_size=2")
+    job = start("run", *flags, local=("--ps=1", "--evaluator"), script=tmp_path / "script.py").ok()
+    ours = version.described()
+    other = ours.replace(version.build(), "0123456789ab")
+    lines = [line.partition("tasks run different code: ")[2] for line in job.output.splitlines()]
+    upgrade = "; install the same everywhere, unless it is an upgrade"
+    assert sorted(filter(None, lines)) == [
+        f"crankshaft {ours} at chief and ps 0, {other} at worker 1; "
+        f"tensorflow {tf.__version__} at chief and worker 1, 2.99.0 at ps 0; an earlier build at worker 0{upgrade}",
+        f"crankshaft {ours} at ckpt-4, {other} at evaluator{upgrade}",
+    ]
 
 
 @pytest.mark.slow
