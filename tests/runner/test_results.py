@@ -24,6 +24,7 @@ class Ending:
         if has_loop:
             self.run.loop = types.SimpleNamespace(status=status)
         self.config = types.SimpleNamespace(
+            remote=None,
             **{
                 "mode": "train",
                 "is_chief": True,

@@ -94,9 +94,9 @@ def test_schedules_compile_under_xla():
         ({"name": "piecewise", "boundaries": [5, 5]}, "boundaries 5, 5; use steps each later"),
         (
             {"name": "piecewise", "boundaries": [-5, 5]},
-            "piecewise: boundaries=-5 is not an integer from 0 to 2147483647",
+            "piecewise: boundaries=-5,5 is not an integer from 0 to 2147483647",
         ),
-        ({"name": "piecewise", "boundaries": [5, float("inf")]}, "piecewise: boundaries=inf is not an integer"),
+        ({"name": "piecewise", "boundaries": [5, float("inf")]}, "piecewise: boundaries=5,inf is not an integer"),
         ({"name": "piecewise", "boundaries": ["half"]}, "piecewise: boundaries=half is not an integer"),
     ],
 )
