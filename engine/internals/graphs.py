@@ -37,6 +37,8 @@ _IN_REPLICA = re.compile(r"(^|/)replica_\d+/")  # TensorFlow's name scope of all
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _SUMS = {"Add", "AddN", "AddV2"}
+_PRODUCTS = {"DivNoNan", "Mul", "RealDiv"}
+_PASSING = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.variant)  # dtypes that gradients pass
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
 _AFFINE_OPS = _SUMS | {"Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
 
@@ -449,52 +451,56 @@ def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
     return False
 
 
-def sums_over_examples(
+def joined_examples(
     total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float, size: int | None
 ) -> Iterator[tuple[tf.Tensor, float]]:
-    """Yields what a scalar is a sum of over a batch's axis, in its terms that depend on tensors of its graph.
+    """Yields the examples, tensors of a batch, that a scalar is computed from by other ops than a mean.
 
-    With each comes the number by which the sum is divided: `divisor`, and constants on the way. A sum that is
-    multiplied or divided by what is known only as the graph runs, such as a batch's shape, is left out.
+    With each comes `divisor`, or a constant on the way by which it is divided, if that is a multiple of the size. What
+    is multiplied or divided by a number that is known only as the graph runs, such as a batch's shape, may be a mean:
+    it is left out, and so is what a loop computes, except of the batch's axis.
 
     Args:
       size: the length of the batch's axis, if it is known; the axis may be merged with others.
     """
-    dependent, queue = _dependents(on), [(total, divisor)]
+    dependent, batched = _dependents(on), {tensor.name for tensor in on if tensor.shape.rank}
+    outputs = (output for op in total.graph.get_operations() for output in op.outputs)
+    for output in (output for output in outputs if output.name in dependent and output.shape.rank):
+        length, inputs = output.shape[0], [source for source in value_inputs(output) if source.name in batched]
+        is_moved = output.op.type in ("Reshape", "Transpose")
+        if length in (size, None) or any(is_moved or source.shape[0] == length for source in inputs):
+            batched.add(output.name)
+    queue, seen = [(total, divisor)], set()
     for tensor, divided in queue:
-        op, inputs = tensor.op, [source for source in tensor.op.inputs if source.name in dependent]
-        if not inputs:
+        op, inputs = tensor.op, [x for x in value_inputs(tensor) if x.name in dependent and x.dtype in _PASSING]
+        if (tensor.name, divided) in seen or not inputs:
             continue
-        if op.type in {*_IDENTITIES, "Add", "AddN", "AddV2", "Cast", "Neg", "Reshape", "SelectV2", "Squeeze", "Sub"}:
+        seen.add((tensor.name, divided))
+        joined = next((source for source in inputs if source.name in batched), None)
+        if op.type in _CALLS | _BRANCHING:
+            arguments = list(op.inputs)[_first_argument(op) :]
+            for graph in all_called(op):
+                both = zip(arguments, graph.inputs, strict=True)
+                passed = [inside for outside, inside in both if outside.name in dependent]
+                yield from joined_examples(graph.outputs[tensor.value_index], passed, divided, size)
+        elif op.type in _PRODUCTS:
+            number = 1 if op.inputs[0] is inputs[0] else 0
+            factor = tf.get_static_value(op.inputs[number])
+            if factor is not None and factor.size == 1 and factor.all() and (number or op.type == "Mul"):
+                constant = 1 / factor.item() if op.type == "Mul" else factor.item()
+                counts = (round(x) for x in (divided, constant, divided * constant) if size and _is_multiple(x, size))
+                queue.append((inputs[0], next(counts, divided)))
+        elif joined is None:
             queue += [(source, divided) for source in inputs]
-        elif op.type in ("DivNoNan", "Mul", "RealDiv") and len(inputs) == 1:
-            (other,) = (source for source in op.inputs if source is not inputs[0])
-            factor = tf.get_static_value(other)
-            if factor is not None and factor.size == 1 and factor.all() and (op.type == "Mul" or other is op.inputs[1]):
-                queue.append((inputs[0], divided / factor.item() if op.type == "Mul" else divided * factor.item()))
-        elif op.type == "L2Loss":
-            yield from _with_first_axis(size, inputs[0], dependent, divided)
-        elif op.type == "Sum" and inputs[0].shape.rank:
-            axes = tf.get_static_value(op.inputs[1])
-            if axes is not None and 0 in axes.reshape(-1) % inputs[0].shape.rank:
-                yield from _with_first_axis(size, inputs[0], dependent, divided)
-        elif op.type in _CALLS:
-            (graph,) = all_called(op)
-            passed = [graph.inputs[number] for number, source in enumerate(op.inputs) if source.name in dependent]
-            yield from sums_over_examples(graph.outputs[tensor.value_index], passed, divided, size)
+        elif op.type == "TensorListFromTensor" and joined.shape[0] != size:  # of a loop over another axis
+            continue
+        elif op.type != "Mean" and not all_called(op):
+            yield joined, divided
 
 
-def _with_first_axis(
-    size: int | None, tensor: tf.Tensor, dependent: set[str], divided: float
-) -> Iterator[tuple[tf.Tensor, float]]:
-    """Yields a tensor, or what it is computed from before its first axis was merged with others, if that has a size."""
-    queue = [tensor]
-    for each in queue:
-        if each.shape[0] in (size, None):
-            yield each, divided
-            return
-        inputs = [source for source in value_inputs(each) if source.name in dependent and source.shape.rank]
-        queue += [x for x in inputs if each.op.type == "Reshape" or x.shape[0] == each.shape[0]]
+def _is_multiple(number: float, size: int) -> bool:
+    """Whether a number that float32 has rounded is a multiple of a size."""
+    return round(number / size) > 0 and abs(number / size / round(number / size) - 1) < 1e-6
 
 
 def static_value(tensor: tf.Tensor) -> np.ndarray | None:

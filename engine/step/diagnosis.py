@@ -18,7 +18,7 @@ from ..data.arrays import Mapped
 from ..data.form import named_arrays
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.graphs import hidden_by_custom_gradients, static_value, sums_over_examples
+from ..internals.graphs import hidden_by_custom_gradients, joined_examples, static_value
 from ..internals.variables import tf_variable, variable_path
 from ..metrics.pairs import Mean, Outside, Pair
 from .context import step_context
@@ -79,11 +79,11 @@ def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: i
         known = static_value(count) if tf.is_symbolic_tensor(count) else tf.get_static_value(count)
         if known is None or not known or not examples:
             continue
-        for summed, divisor in sums_over_examples(total, examples, float(known), examples[0].shape[0]):
-            length, inner = summed.shape[0], summed.shape[1:]
-            counts = np.cumprod([length, *inner]) if length and inner.is_fully_defined() else [length]
+        size = examples[0].shape[0]
+        for joined, divisor in joined_examples(total, examples, float(known), size):
+            counts = np.cumprod(joined.shape) if joined.shape.is_fully_defined() else [size]
             # A multiple counts several things per example. Divided by the global batch, shares add up to too little.
-            is_count = divisor in counts or (length and divisor % length == 0 and divisor != length * shares)
+            is_count = divisor in counts or (size and divisor % size == 0 and divisor != size * shares)
             if not is_count:
                 logging.warning_once(_SUM_OF_EXAMPLES, owner, float(known), shares)
 
@@ -153,14 +153,15 @@ def _largest(array: Any) -> int:
 
 def _casts_to_floats(tensor: tf.Tensor) -> Iterator[tf.Operation]:
     """Yields the ops that cast a tensor's own values to floats."""
-    queue = [tensor]
+    queue, seen = [tensor], set()
     for value in queue:
-        for op in value.consumers():
+        for op in value.consumers() if value.name not in seen else ():
             if op.type in _BY_ALL or (op.type in _BY_FIRST and value is op.inputs[0]):
                 if op.outputs[0].dtype.is_floating:
                     yield op
                 else:
                     queue += op.outputs
+        seen.add(value.name)
 
 
 def check_gradients_pass(losses: Sequence[tf.Tensor], variables: Sequence, values: Sequence) -> None:

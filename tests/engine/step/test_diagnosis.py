@@ -295,6 +295,12 @@ SUMS = {
     "by a function's function": tf.function(
         lambda errors: Mean(tf.function(lambda x: tf.reduce_sum(tf.reshape(x, [-1])))(errors + 1.0) / 2, 1.0)
     ),
+    "by a product": lambda errors: Mean(tf.tensordot(tf.ones_like(errors[:, 0]), errors[:, 0], 1), 1.0),
+    "by einsum": lambda errors: Mean(tf.einsum("bi,bi->", errors, errors), 1.0),
+    "by segments": lambda errors: Mean(tf.math.unsorted_segment_sum(errors[:, 0], tf.zeros([8], tf.int32), 1)[0], 1.0),
+    "by a loop": lambda errors: Mean(tf.foldl(lambda total, x: total + x[0], errors, tf.constant(0.0)), 1.0),
+    "by a norm": lambda errors: Mean(tf.square(tf.norm(errors)), 1.0),
+    "a root of a sum": lambda errors: Mean(tf.sqrt(tf.reduce_sum(errors)), 1.0),
 }
 COUNTED = {
     "by examples": lambda errors: Mean(tf.reduce_sum(errors), 8.0),
@@ -312,13 +318,23 @@ COUNTED = {
     "of means of columns": lambda errors: Mean(tf.reduce_sum(tf.reshape(tf.reduce_mean(errors, 0), [-1])), 1.0),
     "a mean by a function": lambda errors: Mean(*tf.function(lambda: (tf.reduce_mean(errors), tf.constant(1.0)))()),
     "of no examples": lambda errors: Mean(tf.reduce_sum(tf.fill([8], 2.0)) + tf.reduce_mean(errors), 1.0),
-    "a root of a sum": lambda errors: Mean(tf.sqrt(tf.reduce_sum(errors)), 1.0),
+    "by examples, times a number": lambda errors: 0.1 * Mean(tf.reduce_sum(errors), 8.0),
+    "a mean, times a number": lambda errors: Mean(0.1 * tf.reduce_sum(errors) / 24, 1.0),
+    "a mean in a branch": lambda errors: Mean(
+        tf.cond(errors[0, 0] > 1, lambda: tf.reduce_mean(errors), lambda: 2 * tf.reduce_mean(errors)), 1.0
+    ),
+    "a mean, if any is larger": lambda errors: Mean(
+        tf.where(tf.reduce_any(errors > 1), tf.reduce_mean(errors), 0.0), 1.0
+    ),
+    "a sum of means of columns": lambda errors: Mean(
+        tf.foldl(lambda total, column: total + tf.reduce_mean(column), tf.transpose(errors), tf.constant(0.0)), 1.0
+    ),
 }
 
 
 @pytest.mark.parametrize("case", [*SUMS, *COUNTED])
 def test_a_sum_over_a_shares_examples_whose_count_is_a_number_is_named(case, caplog):
-    """Each of two shares has 8 examples of 3 values. What is no sum of examples is averaged, as a step does."""
+    """Each of two shares has 8 examples of 3 values."""
 
     @tf.function
     def step(outputs):
