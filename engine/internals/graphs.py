@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import numpy as np
@@ -41,6 +43,33 @@ _PRODUCTS = {"DivNoNan", "Mul", "RealDiv"}
 _PASSING = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.variant)  # dtypes that gradients pass
 _IDENTITIES = {"EnsureShape", "Identity", "IdentityN", "StopGradient"}
 _AFFINE_OPS = _SUMS | {"Cast", "Mul", "Neg", "RealDiv", "SelectV2", "Sub"}
+
+Result = TypeVar("Result")
+
+
+def without_recursion(function: Callable[..., Generator[tuple, Any, Result]]) -> Callable[..., Result]:
+    """Decorates a generator that yields the arguments of a call of itself, and is sent its result.
+
+    A graph's paths can be longer than Python's stack, and double with each op: calls with the same objects are one.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments):
+        results: dict[tuple[int, ...], tuple[Any, tuple]] = {}  # with the arguments, which keep their `id`s
+        calls, result = [(arguments, function(*arguments))], None
+        while calls:
+            try:
+                inner = calls[-1][1].send(result)
+            except StopIteration as end:
+                ended, result = calls.pop()[0], end.value
+                results[tuple(map(id, ended))] = result, ended
+                continue
+            result, known = results.get(tuple(map(id, inner)), (None, None))
+            if known is None:
+                calls.append((inner, function(*inner)))
+        return result
+
+    return call
 
 
 def called(op: tf.Operation, attribute: str) -> tf.Graph:
@@ -125,14 +154,17 @@ def sums_by_name(graph: tf.Graph) -> bool:
     with `gradient_tape`, stand before the others in some name scopes, and after them elsewhere (`UniqueNodes` and
     `AddOpsRewriteStage` in tensorflow/core/grappler/optimizers).
     """
-
-    def terms(op: tf.Operation) -> list[tf.Operation]:
-        own = [x.op for x in op.inputs]
-        return own + [term for each in own if each.type in _SUMS for term in terms(each)]
-
-    sums = (terms(op) for op in graph.get_operations() if op.type in _SUMS and op.outputs[0].dtype.is_floating)
-    of_tape = ([term.name.startswith("gradient_tape/") for term in each] for each in sums)
-    return any(len(each) > 2 and any(each) and not all(each) for each in of_tape)
+    terms = dict[str, tuple[int, set[bool]]]()  # their number, up to 3, and whether they are backpropagation's
+    for op in graph.get_operations():
+        if op.type in _SUMS and op.outputs[0].dtype.is_floating:
+            names = [x.op.name for x in op.inputs]
+            inner = [terms[name] for name in names if name in terms]
+            count = min(3, len(names) + sum(number for number, _ in inner))
+            kinds = {name.startswith("gradient_tape/") for name in names}.union(*(kinds for _, kinds in inner))
+            if count > 2 and len(kinds) == 2:
+                return True
+            terms[op.name] = count, kinds
+    return False
 
 
 def written(graph: tf.Graph) -> Iterator[tuple[tf.Tensor, tf.Operation]]:
@@ -180,7 +212,8 @@ def writes() -> Counter[int]:
     return counts
 
 
-class _CalledGraph(NamedTuple):
+@dataclasses.dataclass(eq=False)
+class _CalledGraph:
     """A graph and its caller, an op whose inputs from number `offset` on are the graph's."""
 
     graph: tf.Graph
@@ -188,15 +221,18 @@ class _CalledGraph(NamedTuple):
     outside: _CalledGraph | None = None
     offset: int = 0
 
+    @functools.cached_property
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the graph's inputs, by their names."""
+        return {source.name: number for number, source in enumerate(self.graph.inputs)}
+
 
 def _caller_input(tensor: tf.Tensor, scope: _CalledGraph) -> tuple[tf.Tensor, _CalledGraph] | None:
     """Returns the input of a called graph's caller that a tensor is, with the graph that it is in; None for others."""
     if scope.caller is None or scope.outside is None or tensor.op.type != "Placeholder":
         return None
-    names = [source.name for source in scope.graph.inputs]
-    if tensor.name not in names:
-        return None
-    return scope.caller.inputs[names.index(tensor.name) + scope.offset], scope.outside
+    number = scope.numbers.get(tensor.name)
+    return None if number is None else (scope.caller.inputs[number + scope.offset], scope.outside)
 
 
 OWN, EXCHANGED, COMMON = "own", "exchanged", "common"
@@ -220,6 +256,7 @@ class Assignments:
         self._per_replica = set(map(id, per_replica))
         self._root = _CalledGraph(graph)
         self._uses: dict[int | None, list[tuple[tf.Operation, _CalledGraph]]] = {}
+        self._positions = functools.cache(_positions)
         if self._handles:
             self._note_uses(self._root, since_sum)
 
@@ -322,7 +359,8 @@ class Assignments:
                 if handle in self._per_replica:
                     return OWN
                 for use, use_scope in self._uses.get(handle, ()):
-                    if use_scope is not scope or _precedes(use, op):
+                    positions = self._positions(scope.graph)
+                    if use_scope is not scope or positions[use.name] < positions[op.name]:
                         queue += [(value, use_scope) for value in use.inputs[1:]]
             queue += [(value, scope) for value in value_inputs(tensor)]
         return origin
@@ -393,9 +431,8 @@ def value_inputs(output: tf.Tensor) -> list[tf.Tensor]:
     return list(op.inputs)[:1] if op.type in _DEPENDING_ON_FIRST else list(op.inputs)
 
 
-def _precedes(op: tf.Operation, other: tf.Operation) -> bool:
-    names = [operation.name for operation in op.graph.get_operations()]
-    return names.index(op.name) < names.index(other.name)
+def _positions(graph: tf.Graph) -> dict[str, int]:
+    return {op.name: position for position, op in enumerate(graph.get_operations())}
 
 
 def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
@@ -403,9 +440,9 @@ def _dependents(on: Sequence[tf.Tensor]) -> set[str]:
     dependent, queue = {tensor.name for tensor in on}, list(on)
     for tensor in queue:
         for op in tensor.consumers():
-            if exchanges(op) or op.type in _SHAPE_OPS:
-                continue
             new = [output for output in op.outputs if output.name not in dependent]
+            if not new or op.type in _SHAPE_OPS or exchanges(op):
+                continue
             new = [output for output in new if any(source.name in dependent for source in value_inputs(output))]
             dependent.update(output.name for output in new)
             queue += new
@@ -417,24 +454,24 @@ def compared_with(tensors: Sequence[tf.Tensor]) -> set[float]:
 
     Of arrays of more than 16, only the smallest and largest count. The depth of a one-hot encoding is one, too.
     """
-    numbers, dependent = set[float](), _dependents(tensors)
-    queue = [(op, dependent) for tensor in tensors[:1] for op in tensor.graph.get_operations()]
-    for op, searched in queue:
-        if searched and not any(tensor.name in searched for tensor in op.inputs):
-            continue
-        queue += [(inner, set[str]()) for graph in all_called(op) for inner in graph.get_operations()]
-        for tensor in op.inputs if op.type in _COMPARISONS else ():
-            value = tf.get_static_value(_captured(tensor))
-            if value is not None and np.issubdtype(value.dtype, np.number):
-                finite = np.unique(value[np.isfinite(value)]).astype(float)
-                numbers.update(finite if finite.size <= 16 else finite[[0, -1]])
+    numbers, queue = set[float](), [(tensor.graph, _dependents(tensors)) for tensor in tensors[:1]]
+    for graph, dependent in queue:
+        outside = _captured(graph)
+        for op in graph.get_operations():
+            if dependent and not any(tensor.name in dependent for tensor in op.inputs):
+                continue
+            queue += [(inner, set()) for inner in all_called(op)]
+            for tensor in op.inputs if op.type in _COMPARISONS else ():
+                value = tf.get_static_value(outside.get(tensor.name, tensor))
+                if value is not None and np.issubdtype(value.dtype, np.number):
+                    finite = np.unique(value[np.isfinite(value)]).astype(float)
+                    numbers.update(finite if finite.size <= 16 else finite[[0, -1]])
     return numbers
 
 
-def _captured(tensor: tf.Tensor) -> tf.Tensor:
-    """Finds the tensor outside of a function that is captured as this one, or itself."""
-    captures = ((inside, outside) for outside, inside in tensor.graph.captures)
-    return next((outside for inside, outside in captures if inside is tensor and outside.dtype != tf.resource), tensor)
+def _captured(graph: tf.Graph) -> dict[str, tf.Tensor]:
+    """Finds the tensors outside of a function that it has captured, by their names in it; without handles."""
+    return {inside.name: outside for outside, inside in graph.captures if outside.dtype != tf.resource}
 
 
 def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
@@ -520,22 +557,21 @@ def dependence(tensor: tf.Tensor, on: Sequence[tf.Tensor]) -> str:
       FREE: not at all; ADDS: it is v plus something; AFFINE: v times something plus something; OTHER: in another way.
       The factors and terms are independent of v, or the same on all replicas.
     """
-    dependent, start, kinds_by_name = _dependents(on), {tensor.name for tensor in on}, {}
+    dependent, start = _dependents(on), {tensor.name for tensor in on}
 
-    def kind(tensor: tf.Tensor) -> str:
+    @without_recursion
+    def kind(tensor: tf.Tensor) -> Generator[tuple, str, str]:
         if tensor.name not in dependent:
             return FREE
-        if tensor.name not in kinds_by_name:
-            kinds_by_name[tensor.name] = ADDS if tensor.name in start else op_kind(tensor)
-        return kinds_by_name[tensor.name]
-
-    def op_kind(tensor: tf.Tensor) -> str:
-        op = tensor.op
-        if op.type in _IDENTITIES:
-            return kind(value_inputs(tensor)[0])
-        if op.type not in _AFFINE_OPS:
+        if tensor.name in start:
+            return ADDS
+        op, kinds = tensor.op, []
+        if op.type not in _AFFINE_OPS | _IDENTITIES:
             return OTHER
-        kinds = [kind(source) for source in op.inputs]
+        for source in value_inputs(tensor):
+            kinds.append((yield (source,)))
+        if op.type in _IDENTITIES:
+            return kinds[0]
         if OTHER in kinds:
             return OTHER
         if op.type in ("Add", "AddV2", "AddN", "Sub"):
@@ -573,16 +609,17 @@ def to_function(tensor: tf.Tensor, on: tf.Tensor) -> tuple[list[tf.Tensor], Call
     def compute(value: tf.Tensor, *copies: tf.Tensor) -> tf.Tensor:
         values = {on.name: value, **dict(zip(terms, copies, strict=True))}
 
-        def copy(original: tf.Tensor) -> tf.Tensor:
-            if original.name not in values:
-                op, inputs = original.op, [copy(source) for source in value_inputs(original)]
-                attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
-                if op.type in _IDENTITIES:
-                    values[original.name] = inputs[0]
-                else:
-                    new_op = op.graph.create_op(op.type, inputs, [original.dtype], attrs=attributes)
-                    values[original.name] = new_op.outputs[0]
-            return values[original.name]
+        @without_recursion
+        def copy(original: tf.Tensor) -> Generator[tuple, tf.Tensor, tf.Tensor]:
+            if original.name in values:
+                return values[original.name]
+            op, inputs = original.op, []
+            for source in value_inputs(original):
+                inputs.append((yield (source,)))
+            if op.type in _IDENTITIES:
+                return inputs[0]
+            attributes = {name: value for name, value in op.node_def.attr.items() if not name.startswith("_")}
+            return op.graph.create_op(op.type, inputs, [original.dtype], attrs=attributes).outputs[0]
 
         return copy(tensor)
 
@@ -617,14 +654,15 @@ def computation(tensor: tf.Tensor, handles: Sequence[tf.Tensor]) -> Computation 
     dependent = _dependents([inside for inside, _ in captured])
     if tensor.name not in dependent:
         return None
+    outside = _captured(tensor.graph)
     by_handle, reads = {inside.name: number for inside, number in captured}, dict[str, tuple[int, tf.TensorSpec]]()
     ops, constants, queue = dict[str, tf.Operation](), dict[str, np.ndarray](), [tensor]
     for value in queue:
         op = value.op
         if op.type == "ReadVariableOp" and op.inputs[0].name in by_handle:
             reads[value.name] = by_handle[op.inputs[0].name], tf.TensorSpec(value.shape, value.dtype)
-        elif (outside := _captured(value)) is not value and not tf.is_symbolic_tensor(outside):
-            constants[value.name] = outside.numpy()
+        elif value.name in outside and not tf.is_symbolic_tensor(outside[value.name]):
+            constants[value.name] = outside[value.name].numpy()
         elif op.type == "Placeholder" or op.op_def.is_stateful:
             raise UsageError(program_line(op) or op.name)
         elif op.name not in ops:

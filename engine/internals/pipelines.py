@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -37,6 +37,7 @@ from tensorflow.python.data.ops import (
 
 from ..errors import reason
 from . import graphs
+from .graphs import without_recursion
 from .tensorflow import iterator_state
 
 _BATCHES = (
@@ -69,7 +70,8 @@ def is_batched(dataset: tf.data.Dataset) -> bool | None:
     return _batches(dataset, _first_axis(dataset))
 
 
-def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
+@without_recursion
+def _batches(dataset: tf.data.Dataset, size: int | None) -> Generator[tuple, Any, bool | None]:
     """Returns whether elements are batches. `size`: the first axis that all components of an element share, if any."""
     inputs = dataset._inputs()
     if isinstance(dataset, zip_op._ZipDataset):  # also of numbers, as by `enumerate`, which are no batches
@@ -79,7 +81,7 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     if isinstance(dataset, unbatch_op._UnbatchDataset):
         return False
     if isinstance(dataset, _MAPS):
-        batched = _batches(inputs[0], _first_axis(inputs[0]))
+        batched = yield inputs[0], _first_axis(inputs[0])
         return batched if not batched or size == _first_axis(inputs[0]) else None  # else it makes other examples
     if not inputs:
         return False if _is_of_examples(dataset) else None
@@ -87,7 +89,9 @@ def _batches(dataset: tf.data.Dataset, size: int | None) -> bool | None:
     if functions and not isinstance(dataset, _UNCHANGED):  # each element becomes a dataset
         kinds = set().union(*map(graphs.kinds, functions))
         return None if any(word in kind for kind in kinds for word in _MAY_BATCH) else False
-    answers = {_batches(input_, size) for input_ in inputs}
+    answers = set()
+    for input_ in inputs:
+        answers.add((yield input_, size))
     return answers.pop() if len(answers) == 1 else None
 
 
@@ -137,39 +141,42 @@ def batches_may_differ(dataset: tf.data.Dataset, if_unknown: bool) -> bool:
     Args:
       if_unknown: the result where these do not show it, as of a generator.
     """
-    return len(set(_sizes_before_last(dataset, (-2, -1) if if_unknown else ()))) > 1
+    return len(_sizes_before_last(dataset, (-2, -1) if if_unknown else (), False)) > 1
 
 
-def _sizes_before_last(dataset: tf.data.Dataset, if_unknown: Sequence[int], is_moved: bool = False) -> Iterator[Any]:
-    """Yields the sizes of batches before the last, 0 for a smaller one; tuples for a zip's.
+@without_recursion
+def _sizes_before_last(
+    dataset: tf.data.Dataset, if_unknown: Sequence[int], is_moved: bool
+) -> Generator[tuple, Any, set[Any]]:
+    """Finds the sizes of batches before the last, 0 for a smaller one; tuples for a zip's.
 
     Args:
-      if_unknown: what is yielded where operations do not show any.
+      if_unknown: the sizes where operations do not show any.
       is_moved: whether the dataset's last batch may come before the last of what is made of it.
     """
     if (size := _first_axis(dataset)) is not None:
-        yield size
-    elif isinstance(dataset, _BATCHES):
+        return {size}
+    if isinstance(dataset, _BATCHES):
         size, examples = batch_and_examples(dataset) or (1, -1)
-        yield size
-        if is_moved and (examples < 0 or examples % size):
-            yield 0
-    elif isinstance(dataset, zip_op._ZipDataset):
-        yield from itertools.product(*(_sizes_before_last(each, if_unknown, is_moved) for each in dataset._inputs()))
-    elif isinstance(dataset, (*_UNCHANGED, *_MAPS, *_MOVING)):
-        for each in dataset._inputs():
-            yield from _sizes_before_last(each, if_unknown, is_moved or isinstance(dataset, _MOVING))
-    else:
-        yield from if_unknown
+        return {size, 0} if is_moved and (examples < 0 or examples % size) else {size}
+    is_zip, sizes = isinstance(dataset, zip_op._ZipDataset), []
+    if not (is_zip or isinstance(dataset, (*_UNCHANGED, *_MAPS, *_MOVING))):
+        return set(if_unknown)
+    for input_ in dataset._inputs():
+        sizes.append((yield input_, if_unknown, is_moved or isinstance(dataset, _MOVING)))
+    return set(itertools.product(*sizes)) if is_zip else set().union(*sizes)
 
 
-def ends(dataset: tf.data.Dataset) -> bool:
+@without_recursion
+def ends(dataset: tf.data.Dataset) -> Generator[tuple, bool, bool]:
     """Returns whether a dataset is known to end, even if its length is unknown, e.g. after a filter."""
     cardinality = int(dataset.cardinality())
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         return cardinality >= 0
-    adds_nothing = isinstance(dataset, (*_UNCHANGED, *_MAPS, *_BATCHES, unbatch_op._UnbatchDataset))
-    return adds_nothing and all(map(ends, dataset._inputs()))
+    if not isinstance(dataset, (*_UNCHANGED, *_MAPS, *_BATCHES, unbatch_op._UnbatchDataset)):
+        return False
+    (input_,) = dataset._inputs()
+    return (yield (input_,))
 
 
 def _first_axis(dataset: tf.data.Dataset) -> int | None:
@@ -184,19 +191,23 @@ def is_padded(dataset: tf.data.Dataset) -> bool:
     return any(isinstance(part, padded_batch_op._PaddedBatchDataset) for part in _all(dataset))
 
 
-def may_pad(dataset: tf.data.Dataset, comes_in_batches: bool) -> bool:
+@without_recursion
+def may_pad(dataset: tf.data.Dataset, comes_in_batches: bool) -> Generator[tuple, bool, bool]:
     """Returns whether elements may be padded to the longest of a batch, as far as operations show.
 
     `batch` pads nothing, nor does a batch of one example; what a function returns as a batch may be anything.
     """
     inputs = dataset._inputs()
     if isinstance(dataset, unbatch_op._UnbatchDataset):
-        return may_pad(inputs[0], True)
+        return (yield inputs[0], True)
     if isinstance(dataset, _BATCHES) and not isinstance(dataset, rebatch_op._RebatchDataset):
         return comes_in_batches and is_padded(dataset) and not _is_one_by_one(dataset)
     if not inputs or (dataset._functions() and not isinstance(dataset, _UNCHANGED)):
         return comes_in_batches and not _is_one_by_one(dataset)
-    return any(may_pad(input_, comes_in_batches) for input_ in inputs)
+    for input_ in inputs:
+        if (yield input_, comes_in_batches):
+            return True
+    return False
 
 
 def _is_one_by_one(dataset: tf.data.Dataset) -> bool:
@@ -249,7 +260,8 @@ def samplers(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
     They are shuffles of one order and random numbers, as of `sample_from_datasets`.
     """
-    return [part for part in _all(dataset) if hasattr(part, "_seed2") and part not in shuffles(dataset)]
+    others = shuffles(dataset)
+    return [part for part in _all(dataset) if hasattr(part, "_seed2") and part not in others]
 
 
 def seeds(sampler: tf.data.Dataset) -> list[int]:
@@ -295,11 +307,18 @@ def redrawn(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 def ordered(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     """Returns the largest parts of a pipeline that are in the same order at each reading, as far as operations show."""
-    mixes = (isinstance(part, shuffle_op._ShuffleDataset) for part in _all(dataset))
-    varies = (getattr(part, "_deterministic", "") == "false" for part in _all(dataset))
-    if not any(mixes) and not any(varies) and dataset.options().deterministic is not False:
-        return [dataset]
-    return [part for input_ in dataset._inputs() for part in ordered(input_)]
+    return _ordered(dataset)[1]
+
+
+@without_recursion
+def _ordered(dataset: tf.data.Dataset) -> Generator[tuple, Any, tuple[bool, list[tf.data.Dataset]]]:
+    """Returns whether an operation of a pipeline changes the order, and the parts whose order stays."""
+    mixes = isinstance(dataset, shuffle_op._ShuffleDataset) or getattr(dataset, "_deterministic", "") == "false"
+    parts = list[tf.data.Dataset]()
+    for input_ in dataset._inputs():
+        input_mixes, input_parts = yield (input_,)
+        mixes, parts = mixes or input_mixes, parts + input_parts
+    return mixes, parts if mixes or dataset.options().deterministic is False else [dataset]
 
 
 def shards(dataset: tf.data.Dataset) -> list[list[int]]:
@@ -309,9 +328,10 @@ def shards(dataset: tf.data.Dataset) -> list[list[int]]:
 
 
 def _all(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    yield dataset
-    for input_ in dataset._inputs():
-        yield from _all(input_)
+    queue = [dataset]
+    while queue:
+        yield (part := queue.pop())
+        queue += reversed(part._inputs())
 
 
 def _text(path: tf.Tensor | str) -> str:

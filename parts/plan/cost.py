@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -136,8 +137,8 @@ def _products(graph: tf.Graph) -> Iterator[tuple[tf.Operation, int, float]]:
             yield op, flops, times
 
 
-def _total_flops(graph: tf.Graph) -> float:
-    return sum(flops * times for _, flops, times in _products(graph))
+def _total_flops(ops: Iterable[tuple[tf.Operation, float]]) -> float:
+    return sum((_operations(op) or 0) * times for op, times in ops)
 
 
 def passes(graph: tf.Graph) -> tuple[float, float]:
@@ -154,8 +155,9 @@ def passes(graph: tf.Graph) -> tuple[float, float]:
     return ops, moved
 
 
-def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation, float]]:
-    """Yields the ops that a function executes, with those of functions that it calls, each with how often.
+@graphs.without_recursion
+def executed(graph: tf.Graph) -> Generator[tuple, Any, list[tuple[tf.Operation, float]]]:
+    """Lists the ops that a function executes, with those of functions that it calls, each with how often.
 
     A loop counts as often as it runs, once if that is unknown and it has no products; of branches the one with most
     operations of products counts, or if all have as many the `else`.
@@ -163,16 +165,22 @@ def executed(graph: tf.Graph, times: float = 1.0) -> Iterator[tuple[tf.Operation
     Raises:
       NotCountableError: a loop with products runs as often as only running it shows.
     """
+    ops = list[tuple[tf.Operation, float]]()
     for op in needed(graph):
         if op.type in CALLS:
-            yield from executed(graphs.called(op, "f"), times)
+            ops += yield (graphs.called(op, "f"),)
         elif op.type in BRANCHES:
-            yield from executed(max(graphs.all_called(op), key=_total_flops), times)
+            branches = []
+            for branch in graphs.all_called(op):
+                branches.append((yield (branch,)))
+            ops += max(branches, key=_total_flops)
         elif op.type in LOOPS:
-            body = graphs.called(op, "body")
-            yield from executed(body, times * (trips(op) if _total_flops(body) else 1.0))
+            turn = yield (graphs.called(op, "body"),)
+            turns = trips(op) if _total_flops(turn) else 1
+            ops += ((inner, turns * times) for inner, times in turn)
         else:
-            yield op, times
+            ops.append((op, 1.0))
+    return ops
 
 
 def _operations(op: tf.Operation) -> int | None:

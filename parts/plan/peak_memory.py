@@ -154,12 +154,15 @@ def _bytes_added_to_lists(loop: tf.Operation) -> dict[int, int]:
     items: list[tuple[int, int, tf.Tensor]] = []
     for number, output in enumerate(body.outputs):
         queue = [output.op] if output.dtype == tf.variant else []
+        reached = set(queue)
         for op in queue:  # back to the list as the turn got it
             if op.type in _ADD and (item := owner(op.inputs[-1])) is not None:
                 items.append((_ADD.index(op.type), number, item))
             if op.type not in (*LOOPS, *BRANCHES, *CALLS):
                 lists = op.inputs[:1] if op.type in _ADD else op.inputs
-                queue += [tensor.op for tensor in lists if tensor.dtype == tf.variant and tensor.op not in queue]
+                new = [tensor.op for tensor in lists if tensor.dtype == tf.variant and tensor.op not in reached]
+                reached.update(new)
+                queue += new
     added, seen = collections.defaultdict[int, int](int), set[int]()
     for _, number, item in sorted(items, key=lambda found: found[:2]):
         if id(item) not in seen:
