@@ -488,6 +488,21 @@ def computed_in(tensor: tf.Tensor, function: str, file: str) -> bool:
     return False
 
 
+def shapes_of_penalties(total: tf.Tensor, on: Sequence[tf.Tensor]) -> set[tuple[int | None, ...]]:
+    """Finds the shapes of what a scalar's terms that depend on no tensor of a batch are computed from, as of weights.
+
+    A forward pass computes with weights, too, but mostly makes no scalar of them before it computes with the batch.
+    """
+    dependent, shapes, seen, queue = _dependents(on), set(), set(), [(total, False)]
+    for tensor, is_penalty in queue:
+        is_penalty |= tensor.shape.rank == 0 and tensor.name not in dependent
+        if (tensor.name, is_penalty) not in seen:
+            seen.add((tensor.name, is_penalty))
+            shapes |= {tuple(tensor.shape)} if is_penalty and tensor.shape.rank else set()
+            queue += [(source, is_penalty) for source in value_inputs(tensor)]
+    return shapes
+
+
 def joined_examples(
     total: tf.Tensor, on: Sequence[tf.Tensor], divisor: float, size: int | None
 ) -> Iterator[tuple[tf.Tensor, float]]:

@@ -18,7 +18,7 @@ from ..data.arrays import Mapped
 from ..data.form import named_arrays
 from ..errors import UsageError
 from ..internals import keras
-from ..internals.graphs import hidden_by_custom_gradients, joined_examples, static_value
+from ..internals.graphs import hidden_by_custom_gradients, joined_examples, shapes_of_penalties, static_value
 from ..internals.variables import tf_variable, variable_path
 from ..metrics.pairs import Mean, Outside, Pair
 from .context import step_context
@@ -56,13 +56,19 @@ def warn_of_penalties_twice(owner: str, total: tf.Tensor, added: Sequence[tf.Ten
         logging.warning_once(_PENALTIES_TWICE, owner)
 
 
-def warn_of_penalties_left_out(owner: str, total: tf.Tensor, variables: Sequence) -> None:
-    """Warns of a loss without the regularizers of the variables by which it is differentiated."""
+def warn_of_penalties_left_out(owner: str, total: tf.Tensor, variables: Sequence, batch: Any) -> None:
+    """Warns of a loss of a batch without the regularizers of the variables by which it is differentiated."""
     frozen = step_context().frozen
     updated = [variable for variable in variables if id(tf_variable(variable)) not in frozen]
     regularized = [variable for variable in updated if getattr(variable, "regularizer", None) is not None]
     if regularized and tf.is_symbolic_tensor(total) and not keras.reads_losses(total):
-        logging.warning_once(_PENALTIES_LEFT_OUT, owner, variable_path(regularized[0]))
+        penalized = shapes_of_penalties(total, _examples(batch, total.graph))  # by the program's own code
+        for variable in [v for v in regularized if tuple(v.shape) not in penalized][:1]:
+            logging.warning_once(_PENALTIES_LEFT_OUT, owner, variable_path(variable))
+
+
+def _examples(batch: Any, graph: tf.Graph) -> list[tf.Tensor]:
+    return [x for x in tf.nest.flatten(batch, expand_composites=True) if getattr(x, "graph", None) is graph]
 
 
 def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: int) -> None:
@@ -75,7 +81,7 @@ def warn_of_sums(owner: str, pairs: Iterable[Pair], batch: Any, micro_batches: i
     shares = step_context().mesh.data.size * micro_batches
     means = [pair for pair in pairs if isinstance(pair, Mean) and tf.is_symbolic_tensor(pair.total)]
     for total, count in means if shares > 1 else ():
-        examples = [x for x in tf.nest.flatten(batch, expand_composites=True) if getattr(x, "graph", 0) is total.graph]
+        examples = _examples(batch, total.graph)
         known = static_value(count) if tf.is_symbolic_tensor(count) else tf.get_static_value(count)
         if known is None or not known or not examples:
             continue

@@ -309,7 +309,8 @@ def minimize(
                 f"{owner} minimizes {missing[0]!r}, and its losses are {', '.join(pairs)}; use one of them"
             )
         for name, optimizer in optimizers.items():
-            diagnosis.warn_of_penalties_left_out(f"{owner}: {name!r}", pairs[name].total, optimizer.trainable)
+            left_out = pairs[name].total, optimizer.trainable, micro_batch
+            diagnosis.warn_of_penalties_left_out(f"{owner}: {name!r}", *left_out)
         return BatchLosses([pairs[name] for name in optimizers], lambda: pairs)
 
     variables = [optimizer.trainable for optimizer in optimizers.values()]

@@ -391,7 +391,10 @@ class Regularized(Line):
         return tf.keras.Sequential([penalized, layers.Dense(1)])
 
     def loss(self, outputs, batch):
-        return mean(tf.square(outputs - batch[1])[:, 0] + (tf.add_n(self.model.losses) if self.adds else 0.0))
+        added = tf.add_n(self.model.losses) if self.adds is True else 0.0
+        if self.adds == "by hand":
+            added = 0.01 * tf.nn.l2_loss(self.model.layers[0].kernel)
+        return mean(tf.square(outputs - batch[1])[:, 0] + added)
 
     def losses(self, batch):
         return {"loss": self.loss(self.model(batch[0], training=True), batch)}
@@ -415,6 +418,7 @@ TWICE, LEFT_OUT = (
         ({"adds": True}, TWICE),
         ({"adds": True, "kind": "activity"}, TWICE),
         ({"adds": True, "minimizes": True}, None),
+        ({"adds": "by hand", "minimizes": True}, None),
         ({"adds": False, "minimizes": True}, LEFT_OUT),
         ({"adds": False, "minimizes": True, "trained": False}, None),
     ],
