@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -18,7 +19,10 @@ from ..errors import UsageError
 from ..own_code import COMPUTING_FILES, ROOT
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
-_LIBRARIES = tuple(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf))
+_LIBRARIES = (
+    *(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf)),
+    threading.__file__,  # replicas are traced in threads
+)
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
 _FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
