@@ -16,9 +16,10 @@ from .own_code import COMPUTING_MODULES
 
 # Lines that TensorFlow and Keras add to the cause: where an operation was made, and how many have failed.
 _AROUND = (
-    *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "in user code", "<stack"),
+    *("Graph execution error", "Detected at node", "Exception enc", "File ", "From /job", "<stack"),
     "Could not automatically infer",
 )
+_AUTOGRAPH_PREFIX = r'in user code:\n\n(?: *File ".*\n.*\n)+\s*(?:\w+: )?'  # the stack in a function that it converts
 _KERAS_PREFIX = "Exception encountered when calling"  # the beginning of its own error for one raised in a layer's call
 _NAMES = r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\](?: name:)?"  # of nodes
 _WRAPPED = r"(?<=[\w,;])\n[ \t]*(?=[a-z])"  # a line break within a sentence
@@ -185,7 +186,8 @@ def reason(error: BaseException) -> str:
 
 
 def _line(text: str) -> str:
-    lines = [line.strip() for line in re.sub(_WRAPPED, " ", re.sub(_BOLD, "", text)).splitlines()]
+    text = re.sub(rf"{_BOLD}|{_AUTOGRAPH_PREFIX}", "", text)
+    lines = [line.strip() for line in re.sub(_WRAPPED, " ", text).splitlines()]
     lines = [line for line in lines if line and not line.startswith(_AROUND) and "root error(s) found" not in line]
     first = re.sub(_NAMES, "", lines[0]).strip() if lines else ""
     return re.sub(_PIPELINE_PREFIX, "", re.sub(_NUMBER, "", first))

@@ -23,6 +23,7 @@ from absl.logging import use_absl_handler
 
 from ..engine.checkpoints import RunDir
 from ..engine.errors import LostPeerError, StuckStreamError, as_line
+from ..engine.own_code import note_passed
 from ..runner import explanations, failures, terminal
 from ..runner.command_line import help, parsing, paths, user_files
 from ..runner.command_line.config import Config
@@ -84,6 +85,7 @@ class _Program:
 
     def __init__(self, trainer_class, data, hooks, may_change, output: streams.SturdyStream):
         self._trainer_class, self._data, self._hooks, self._may_change = trainer_class, data, hooks, may_change
+        note_passed(trainer_class, data, hooks)
         self._output = output
         self.code = 0
         self._has_debug = False

@@ -6,6 +6,7 @@ Crankshaft's own errors have their line and exit code; `_EXPLANATIONS` is for ev
 from __future__ import annotations
 
 import bdb
+import contextlib
 import errno
 import functools
 import os
@@ -18,14 +19,19 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from ..engine.errors import LabelError, NonfiniteError, SaveError, chain, reason
 from ..engine.machine import cpus
-from ..engine.own_code import FILES_LIKE_USERS, OWN_FILES, OWN_MODULES
+from ..engine.own_code import (
+    FILES_LIKE_USERS,
+    OWN_FILES,
+    is_frameworks,
+    is_users,
+    note_passed,
+    users_line,
+    users_line_in,
+)
 from .failures import EXIT_FAILED, EXIT_USAGE, CrankshaftError, RunError, UsageError
 from .host import forks
 
-_LIBRARIES = ("site-packages", "dist-packages", f"lib{os.sep}python", "<frozen", "<string>", "__autograph_generated")
 _CALLBACKS = os.path.join("keras", "src", "callbacks", "")
-# Libraries' modules whose frames tell a program's author nothing.
-_LEFT_OUT = re.compile(r"(tensorflow|keras|contextlib)(\.|$)|__autograph_generated")
 _LASTING = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -45,6 +51,7 @@ def explained(call: Callable[P, R]) -> Callable[P, R]:
         __tracebackhide__ = True  # in IPython and pytest
         try:
             forks.refuse_forked_start()
+            note_passed(args, keywords)
             return call(*args, **keywords)
         except Exception as error:
             raised = _to_programs_error(error)
@@ -67,7 +74,7 @@ def _to_programs_error(error: Exception) -> Exception:
     explained.message = f"{explained.message}{_limit(error)}"
     explained.args = (explained.message,)
     if explained is not error:
-        is_internal = isinstance(explained, UsageError) and _users_frame(error) is None
+        is_internal = isinstance(explained, UsageError) and _traced_line(error) is None
         explained.__cause__ = None if is_internal else error  # which has the traceback
     return explained
 
@@ -75,7 +82,7 @@ def _to_programs_error(error: Exception) -> Exception:
 def _shorten(error: BaseException) -> None:
     """Leaves Crankshaft's, TensorFlow's and Keras's frames out of the tracebacks of errors that are the user's."""
     for raised in chain(error):
-        if not isinstance(raised, CrankshaftError) and _users_frame(raised) is None:
+        if not isinstance(raised, CrankshaftError) and _traced_line(raised) is None:
             continue  # it is to be found in those frames
         frames, entry = list[TracebackType](), raised.__traceback__
         while entry is not None:
@@ -88,9 +95,9 @@ def _shorten(error: BaseException) -> None:
 
 
 def is_internal(frame: FrameType) -> bool:
-    """Whether a frame is one of the package's own, of TensorFlow's or of Keras's."""
-    name = frame.f_globals.get("__name__", "")
-    return name.startswith(OWN_MODULES) or _LEFT_OUT.match(name) is not None
+    """Whether a frame tells a program's author nothing: the package's own, TensorFlow's, Keras's, a context's."""
+    file = frame.f_code.co_filename
+    return file.startswith((*OWN_FILES, contextlib.__file__)) or is_frameworks(file)
 
 
 def explain(error: Exception, has_debug: bool = True) -> tuple[int, str]:
@@ -189,7 +196,8 @@ class _Explanation(NamedTuple):
       kinds: the names of its class and of those that it is raised as.
       words: a regular expression that its message has.
       error: the class of the error that it becomes.
-      line: a format of the error's line; it has the groups of `words` by number, `reason`, and the user's `frame`.
+      line: a format of the error's line; it has the groups of `words` by number, `reason`, and `at`: ", at" the user's
+        line, or nothing.
     """
 
     kinds: tuple[str, ...]
@@ -199,48 +207,61 @@ class _Explanation(NamedTuple):
 
 
 _INVALID = ("InvalidArgumentError",)
+# TensorFlow's of what may be otherwise the next time, although an op of the user's met it.
+_PASSING = [
+    f"{status}Error"
+    for status in ("Aborted", "Cancelled", "DataLoss", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
+]
 _EXPLANATIONS = (
     _Explanation(
         ("ResourceExhaustedError", "MemoryError"),
         "",
         RunError,
-        "out of memory ({reason}); lower global_batch_size or resident_data_mb, or raise accumulate_steps",
+        "out of memory ({reason}){at}; lower global_batch_size or resident_data_mb, or raise accumulate_steps",
     ),
     _Explanation(
         ("RuntimeError",),
         "`merge_call` called while defining",
         UsageError,
-        "a step sums over replicas within tf.cond, a loop or a tf.function, where they can't meet, as "
+        "a step sums over replicas within tf.cond, a loop or a tf.function{at}, where they can't meet, as "
         "BatchNormalization(synchronized=True) does with accumulate_steps; leave one out. So does a Keras optimizer's "
         "apply; give it to crankshaft.make_optimizer(self, variables, optimizer) in build",
+    ),
+    _Explanation(
+        ("RuntimeError", "ValueError", "UnimplementedError"),
+        r"Mixing different tf\.distribute|created in this tf\.distribute|was expecting a DTensor",
+        UsageError,
+        "a run distributes by a strategy of its own, and the program uses another's scope(), run() or variables{at}; "
+        "leave these out: build_model is called within the run's scope, train_step gets a replica's part of the batch, "
+        "and strategy=mirrored, or mesh, places the variables",
     ),
     _Explanation(
         ("OperatorNotAllowedInGraphError",),
         "symbolic `tf.Tensor`",
         UsageError,
-        "in a step, which is compiled, Python can't branch by a tensor's value, or loop over it; use tf.where, tf.cond "
-        "or tf.while_loop, or a tf.function, or a number that is not a tensor: {frame}",
+        "in a step, which is compiled, Python can't branch by a tensor's value, or loop over it{at}; use tf.where, "
+        "tf.cond or tf.while_loop, or a tf.function, or a number that is not a tensor",
     ),
     _Explanation(
         ("UnimplementedError", "FailedPreconditionError"),
         "(?i)determinis",
         UsageError,
-        "TensorFlow has no kernel of an op that computes the same bits each time on GPUs ({reason}); use another op, "
-        "or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit",
+        "TensorFlow has no kernel of an op that computes the same bits each time on GPUs ({reason}){at}; use another "
+        "op, or set the variable TF_DETERMINISTIC_OPS=0: then a run does not repeat, nor resume, to the bit",
     ),
     _Explanation(  # by a kernel on CPUs
         _INVALID,
         r"label value of (\S+) which is outside the valid range of \[0, (\d+)\)",
         LabelError,
-        "the data has a label of {0}, and the loss takes labels from 0 to below {1}, as many as the model has outputs; "
-        "number labels from 0, those that the loss computes too, and end the model in a layer of one unit for each "
-        "class",
+        "the data has a label of {0}, and the loss takes labels from 0 to below {1}, as many as the model has outputs"
+        "{at}; number labels from 0, those that the loss computes too, and end the model in a layer of one unit for "
+        "each class",
     ),
     _Explanation(  # of a look-up, by a kernel on CPUs
         _INVALID,
         r"= (-?\d+) is not in \[0, (\d+)\)",
         LabelError,
-        "ids from 0 to below {1}: an id of {0} was looked up; correct the data, or allow for more",
+        "ids from 0 to below {1}: an id of {0} was looked up{at}; correct the data, or allow for more",
     ),
     _Explanation(
         ("FailedPreconditionError",),
@@ -266,26 +287,26 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if isinstance(error, CrankshaftError):
         return error
     kinds, text = _kinds(error), str(error)
+    line = users_line_in(text) or _traced_line(error)  # the text's stack is that of an op, or the deeper one
+    at = f", at {line}" if line else ""
     if kinds.intersection(_INVALID) and "Detected Infinity or NaN in output" in text:
         from ..engine.hooks import numerics
 
         if line := numerics.explain(error):
             return NonfiniteError(line)
     if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
-        return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]"))
-    frame_line = _users_frame(error)
+        return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]") + at)
     for explanation in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
         if kinds.intersection(explanation.kinds) and (match := re.search(explanation.words, text)):
-            return explanation.error(explanation.line.format(*match.groups(), reason=reason(error), frame=frame_line))
+            return explanation.error(explanation.line.format(*match.groups(), reason=reason(error), at=at))
     named = f"{type(error).__name__}: {reason(error)}"
-    if frame_line is None and isinstance(error, OSError):
+    if line is None and isinstance(error, OSError):
         return RunError(_refused(error))
-    if frame_line is None:
-        # TensorFlow or Keras will refuse the same value again.
-        return (UsageError if isinstance(error, ValueError) else RunError)(f"{named}{traceback_by}")
-    # A network or a disk may be available the next time; a missing file, or another user's, will not.
-    passes = isinstance(error, OSError) and not isinstance(error, _LASTING)
-    return (RunError if passes else UsageError)(f"{named}, at {frame_line}{traceback_by}")
+    # A network or a disk may be available the next time; a missing file, or another user's, will not. And TensorFlow or
+    # Keras will refuse the same value again.
+    passes = kinds.intersection(_PASSING) or (isinstance(error, OSError) and not isinstance(error, _LASTING))
+    is_mistake = not passes and (line or isinstance(error, ValueError) or kinds.intersection(_INVALID))
+    return (UsageError if is_mistake else RunError)(f"{named}{at}{traceback_by}")
 
 
 def _is_programs(error: Exception) -> bool:
@@ -299,20 +320,11 @@ def _is_programs(error: Exception) -> bool:
         path = os.path.abspath(frame.filename)
         if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:
             return False
-        if _CALLBACKS in path:
-            return True
-        if not path.startswith((*OWN_FILES, *FILES_LIKE_USERS)) and not any(
-            part in frame.filename for part in _LIBRARIES
-        ):
+        if _CALLBACKS in path or (is_users(path) and not path.startswith(FILES_LIKE_USERS)):
             return True
     return False
 
 
-def _users_frame(error: BaseException) -> str | None:
+def _traced_line(error: BaseException) -> str | None:
     """Finds "file:line in function" of the innermost frame in the user's code, a model or an input; else None."""
-    frames = traceback.extract_tb(error.__traceback__)
-    for frame in reversed(frames):
-        path = os.path.abspath(frame.filename)
-        if not path.startswith(OWN_FILES) and not any(part in frame.filename for part in _LIBRARIES):
-            return None if frame.name == "<module>" and frame is frames[0] else f"{path}:{frame.lineno} in {frame.name}"
-    return None
+    return users_line(traceback.extract_tb(error.__traceback__))

@@ -128,6 +128,24 @@ def test_a_build_is_told_by_its_files_and_a_commit_by_its_own_git(tmp_path):
     assert (build != first[0], commit) == (True, 40 * "b")
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import json; json.lod", r"^ImportError: tensorflow can't be imported \(.*'json' has no attribute 'lod'\)$"),
+        (
+            "mine = 1",
+            r"UsageError: the module tensorflow is \S+/tensorflow.py, and not the library; rename or remove it",
+        ),
+    ],
+    ids=["broken", "another"],
+)
+def test_why_tensorflow_cannot_be_imported_is_the_message(tmp_path, body, reason):
+    (tmp_path / "tensorflow.py").write_text(body)
+    (tmp_path / "program.py").write_text("from crankshaft import Trainer")
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True)
+    assert re.search(reason, done.stderr.strip().splitlines()[-1]), done.stderr
+
+
 def test_a_process_that_has_loaded_an_older_library_is_told_to_restart(monkeypatch):
     monkeypatch.setattr("keras.__version__", "3.10.0")
     line = r"loaded keras 3.10.0, and Crankshaft needs 3.12 or newer; install that .* and restart the kernel"

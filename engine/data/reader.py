@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import queue
 import sys
-import sysconfig
 import threading
 import time
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ import tensorflow as tf
 
 from ..errors import SourceError, StuckReadError, rounded
 from ..internals.tensorflow import weak_method
+from ..own_code import users_line
 from . import form
 from .arrays import ArraySource
 from .frames import to_array
@@ -33,7 +33,6 @@ _HAS_FAILED = "a source could not be read; the run ends with the reason"
 _LAST_READ_SECONDS = 1.0  # that the process's end waits for a read in progress
 _RECENT_READS = 64  # kept in case one fails to decode; more than are in progress
 _ARRAY = "one array"
-_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 def example_bytes(source: Source) -> int:
@@ -316,10 +315,8 @@ class Reads:
 
     def _stuck(self, idle: float) -> StuckReadError:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
-        frame = sys._current_frames().get(thread)
-        while frame and frame.f_back and os.path.abspath(frame.f_code.co_filename).startswith(_LIBRARY):
-            frame = frame.f_back
-        at = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "an unknown line"
+        stack = traceback.extract_stack(sys._current_frames().get(thread))
+        at = users_line(stack) or "an unknown line"
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {rounded(idle)} s, at {at}, from example "
             f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "

@@ -17,6 +17,7 @@ from ..mesh.sharded import variable_sharding
 from ..metrics.means import is_loss
 from ..metrics.pairs import Pair
 from ..metrics.sums import LoopSums
+from ..own_code import users_line_in
 from ..reduction import per_replica
 from ..step.options import StepOptions
 from .base import Hook, Status
@@ -50,21 +51,9 @@ def explain(error: Exception) -> str | None:
         line += f" ({node.group(1)})"
     if shape:
         line += f", shape {shape.group(1).strip()}"
-    if users_line := _users_line(text):
+    if users_line := users_line_in(text):
         line += f", made at {users_line}"
     return line + "; look at that op's inputs, lower the learning rate or set clip_norm"
-
-
-def _users_line(text: str) -> str | None:
-    """Returns the innermost line outside TensorFlow and Keras that created the op: "path (L12) function"."""
-    frames = re.findall(r"^\s*\+ (\S+\.py) \(L(\d+)\) (\S+)", text, re.MULTILINE)
-    frames += re.findall(r"^\s*File \"([^\"]+)\", line (\d+), in (\S+)", text, re.MULTILINE)
-    users = [f for f in frames if not re.search(r"packages/|/tensorflow/|tensorflow/python/|keras/src/|eager/", f[0])]
-    if not users:
-        return None
-    # The creation's trace lists each frame once, outermost first; the error's own list follows.
-    path, number, function = users[-1]
-    return f"{path}:{number} in {function}"
 
 
 def check_weights(trainer, title: str, processes=None) -> None:

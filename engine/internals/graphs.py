@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..own_code import COMPUTING_FILES, ROOT
+from ..own_code import COMPUTING_FILES, ROOT, is_frameworks, users_line
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
-_LIBRARIES = (
-    *(os.path.join(os.path.dirname(library.__file__), "") for library in (keras, tf)),
-    threading.__file__,  # replicas are traced in threads
-)
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
 _FOR_LAYERS = tuple(f"{ROOT}engine/{path}" for path in ("internals/keras", "internals/patches.py", "layers/"))
 CONVOLUTIONS = {"Conv2D", "Conv3D", "DepthwiseConv2dNative"}
@@ -200,11 +193,9 @@ def _first_argument(op: tf.Operation) -> int:
 
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
-    frames = [frame for frame in op.traceback if not frame.filename.startswith(_LIBRARIES)]
-    if frames and frames[-1].filename.startswith(COMPUTING_FILES) and not frames[-1].filename.startswith(_FOR_LAYERS):
-        return None
-    programs = [frame for frame in frames if not frame.filename.startswith(COMPUTING_FILES)]
-    return f"{programs[-1].filename}:{programs[-1].lineno} in {programs[-1].name}" if programs else None
+    files = (frame.filename for frame in reversed(op.traceback))
+    maker = next((file for file in files if not is_frameworks(file)), "")
+    return None if maker.startswith(COMPUTING_FILES) and not maker.startswith(_FOR_LAYERS) else users_line(op.traceback)
 
 
 def writes() -> Counter[int]:

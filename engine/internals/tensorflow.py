@@ -27,12 +27,12 @@ from tensorflow.python.ops import resource_variable_ops, script_ops, summary_ops
 from tensorflow.python.util import pywrap_xla_ops
 
 from ..errors import UsageError
+from ..own_code import GENERATED
 
 R = TypeVar("R")
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
-_GENERATED = "__autograph_generated_file"  # how AutoGraph's names of modules and their files begin
 _LOADED = "tensorflow.python.saved_model.load"  # the module of what a loaded SavedModel is
 
 
@@ -85,7 +85,7 @@ def remove_generated_files() -> None:
 
     TensorFlow removes them only as Python exits, so not those of a killed process, and never their compiled form.
     """
-    files = [module.__file__ or "" for name, module in [*sys.modules.items()] if name.startswith(_GENERATED)]
+    files = [module.__file__ or "" for name, module in [*sys.modules.items()] if name.startswith(GENERATED)]
     for file in filter(os.path.exists, files):
         lines = linecache.getlines(file)
         linecache.cache[file] = (sum(map(len, lines)), None, lines, file)  # None: it is not looked for again

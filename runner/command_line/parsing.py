@@ -66,11 +66,21 @@ def from_keywords(keywords: Mapping[str, Any], arguments: Sequence[str] = ()) ->
 
     None leaves a flag at its default; `arguments` are the names of the call's others. Raises `UsageError`.
     """
-    given, script_values = _typed(keywords, arguments)
+    given, script_values = _typed({name: _built_in(value) for name, value in keywords.items()}, arguments)
     if "config" not in given:
         return given, script_values
     in_file, script_values_in_file = _load_config_file(given["config"], given)
     return _merged([in_file, given]), script_values_in_file | script_values
+
+
+def _built_in(value: Any) -> Any:
+    """Converts other mappings and sequences, as of a library for configurations, to dictionaries and lists."""
+    if type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, dict)):
+        return {name: _built_in(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_built_in, value))
+    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, list, tuple))
+    return [*map(_built_in, value)] if is_sequence else value
 
 
 def parse_words(

@@ -248,7 +248,9 @@ def coerce_argument(flag: str, name: str, value: Any, default: Any) -> Any:
         return _coerce(type(default), value)
     except ValueError:
         name_of_kind = {bool: "a boolean", int: "an integer", float: "a number", str: "text"}
-        shown = ",".join(map(str, default)) if isinstance(default, (tuple, list)) else default
+        shown = default
+        if default and isinstance(default, (tuple, list)):
+            shown = f"{','.join(map(str, default))} (in Python {tuple(default)})"
         hint = f"give a value like the default, {shown}" if shown or shown == 0 else "give one or more, or leave it out"
         expected = name_of_kind.get(type(default), "such a list")
         raise UsageError(f"{flag} {name}={value!s:.60} is not {expected}; {hint}") from None

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from types import CodeType, ModuleType
 from typing import Any, TypeGuard
 
+from ...engine.own_code import note_file
 from ..failures import UsageError
 from . import paths, rules
 
@@ -88,6 +89,7 @@ def run_file(kind: str, path: str) -> ModuleType:
     Its folder joins the end of the search path, so that a file may import those beside it.
     """
     code = compile_file(kind, path)
+    note_file(path)
     folder = os.path.dirname(path)
     if folder not in sys.path:
         sys.path.append(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bdb
 import functools
+import importlib
 import io
 import json
 import os
@@ -340,6 +341,89 @@ def test_a_traceback_has_the_programs_frames_alone_unless_all_are_wanted(monkeyp
     assert {"frames", "train_to", "failing"} < set(frames(debug=True))
     monkeypatch.setenv("CRANKSHAFT_FULL_TRACEBACK", "1")
     assert {"frames", "train_to", "failing"} < set(frames())
+
+
+# A user's module: each line that fails is in a function of its own.
+MISTAKES = """
+import tensorflow as tf
+from crankshaft import mean
+from tests.runner.test_api import Plane
+
+def hook(status, state):
+    return {}["missing"]
+
+class Traced(Plane):
+    def loss(self, outputs, batch):
+        return mean(tf.reshape(outputs, [7]))
+
+class Executed(Plane):
+    def loss(self, outputs, batch):
+        return mean(tf.reduce_sum(tf.reshape(outputs, [tf.cast(batch[1][0, 0], tf.int32) * 0 + 7, -1])))
+
+class Asserts(Plane):
+    def loss(self, outputs, batch):
+        tf.debugging.assert_less(outputs, -1e9, message="large")
+        return super().loss(outputs, batch)
+
+def examples():
+    yield [0.0, 0.0, 0.0], [0.0]
+    raise KeyError("one")
+
+def generated():
+    spec = tf.TensorSpec([3]), tf.TensorSpec([1])
+    return tf.data.Dataset.from_generator(examples, output_signature=spec), None
+
+def mapped():
+    def read(x):
+        raise ValueError(f"another of {x.numpy()[0]}")
+    decode = lambda x, y: (tf.ensure_shape(tf.py_function(read, [x], tf.float32), [3]), y)
+    return tf.data.Dataset.from_tensor_slices((tf.zeros([4, 3]), tf.zeros([4, 1]))).map(decode), None
+"""
+
+
+def test_a_mistake_in_an_installed_program_shows_its_line(tmp_path, monkeypatch):
+    """In site-packages, as pip installs a project, and while steps run as while they are traced."""
+    (tmp_path / "site-packages").mkdir()
+    (path := tmp_path / "site-packages" / "mistakes_of_mine.py").write_text(MISTAKES)
+    monkeypatch.syspath_prepend(path.parent)
+    module = importlib.import_module(path.stem)
+
+    def line(function, code):
+        number = next(n for n, line in enumerate(MISTAKES.splitlines(), 1) if code in line)
+        return f", at {path}:{number} in {function}"
+
+    with pytest.raises(KeyError, match="missing"):
+        run(Plane, data=data, hooks=[every_steps(1, module.hook)], train_steps=2, **QUIET)
+    for trainer, message, place in (
+        (module.Traced, "Cannot reshape", line("loss", "[7])")),
+        (module.Executed, "InvalidArgumentError: Input to reshape", line("loss", "* 0 + 7")),
+        (module.Asserts, "large Condition x < y did not hold", line("loss", "large")),
+    ):
+        with pytest.raises(UsageError, match=message) as raised:
+            run(trainer, data=data, train_steps=2, **QUIET)
+        assert str(raised.value).endswith(place)
+    for given, error, message in (
+        (module.generated, RunError, f"UnknownError: KeyError: 'one'{line('examples', 'raise KeyError')}"),
+        (module.mapped, UsageError, f"ValueError: another of 0.0{line('read', 'raise ValueError')}"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            run(Plane, data=given, mode="train", **{**QUIET, "global_batch_size": 2}, train_steps=2)
+
+
+def test_a_strategy_of_the_programs_own_around_a_run_or_in_its_step_is_one_line():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    class Distributes(Plane):
+        def train_step(self, batch):
+            return strategy.run(super().train_step, args=(batch,))
+
+    line = (
+        r"^a run distributes by a strategy of its own, and the program uses another's scope\(\), run\(\) or variables"
+    )
+    with strategy.scope(), pytest.raises(UsageError, match=f"{line}; leave these out: build_model is called within"):
+        run(Plane, data=data, train_steps=2, **QUIET)
+    with pytest.raises(UsageError, match=rf"{line}, at {re.escape(__file__)}:\d+ in train_step; leave"):
+        run(Distributes, data=data, train_steps=2, **QUIET)
 
 
 class Pruned(Exception):

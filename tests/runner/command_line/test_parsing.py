@@ -1,5 +1,6 @@
 """Flags' values from a command line, keywords, YAML, JSON, and what a run has left: the same from each, or one line."""
 
+import collections
 import enum
 import fractions
 import functools
@@ -223,13 +224,17 @@ ARGUMENTS = [
     ((128,), [64, np.int64(32)], (64, 32)),
     ((128,), np.array([64, 32]), (64, 32)),
     ((128,), 64, (64,)),
-    ((128,), [[1, 2], [3]], "a=[[1, 2], [3]] is not such a list; give a value like the default, 128"),
+    (
+        (128,),
+        [[1, 2], [3]],
+        "a=[[1, 2], [3]] is not such a list; give a value like the default, 128 (in Python (128,))",
+    ),
     *(
         ((128,), WRITTEN(text), f"a={text} is not such a list")
         for text in ("010", "0x10", "", ",", "64,,64", "[]", "64,")
     ),
     ((128,), [], "is not such a list; give a value like the default, 128"),
-    ((1, 2), [], "is not such a list; give a value like the default, 1,2"),
+    ((1, 2), [], "is not such a list; give a value like the default, 1,2 (in Python (1, 2))"),
     ((), [], "is not such a list; give one or more, or leave it out"),
     ((), ["a,b", "c"], ("a,b", "c")),
     (0.0, WRITTEN("1e-1"), 0.1),
@@ -326,6 +331,22 @@ def test_a_scripts_own_flags_are_absls(script_flags, tmp_path):
     for call in (lambda: values_of("--beta=-1"), lambda: values_of(beta=-1.0)):
         with pytest.raises(UsageError, match=r"^(--)?beta=-1.*: -1.0 is not a non-negative number(; see --help)?$"):
             call()
+
+
+def test_keywords_take_the_mappings_and_sequences_of_other_libraries_within_one_another():
+    """As OmegaConf's DictConfig and ListConfig are; a program's own kinds of list and dictionary stay."""
+    own = collections.OrderedDict(a=1)
+    units, nested = collections.UserList([4, 8]), collections.UserDict(a=collections.UserList(["x"]), own=own)
+    arguments = collections.UserDict(units=units, nested=nested, name="text", few=(1, units))
+    given, _ = parsing.from_keywords({"model_arg": arguments, "freeze": collections.UserList(["a:1"])})
+    assert given["freeze"] == ["a:1"]
+    assert given["model_arg"] == {
+        "units": [4, 8],
+        "nested": {"a": ["x"], "own": own},
+        "name": "text",
+        "few": (1, [4, 8]),
+    }
+    assert given["model_arg"]["nested"]["own"] is own
 
 
 def test_an_argument_given_twice_is_refused_but_the_command_line_wins_over_a_file(tmp_path):

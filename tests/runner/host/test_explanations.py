@@ -31,6 +31,25 @@ def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
     assert error.message == str(error) == line
 
 
+# TensorFlow's text of a failed op: all frames that made it.
+PLACE = "/home/me/script.py:8 in loss"
+STACK = f"""Graph execution error:
+
+Detected at node Reshape defined at (most recent call last):
+  File "/home/me/script.py", line 30, in <module>
+
+  File "{explanations.__file__}", line 40, in border
+
+  File "/home/me/script.py", line 7, in train_step
+
+  File "/home/me/script.py", line 8, in loss
+
+  File "{tf.__file__}", line 7, in reshape
+
+refused
+\t [[{{{{node Reshape}}}}]] [Op:__inference_function_1]"""
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [
@@ -52,9 +71,11 @@ def test_settings_are_named_alike_on_a_command_line_and_to_a_program():
         ),
         (
             tf.errors.InvalidArgumentError(None, None, "Detected Infinity or NaN in output, in other words"),
-            EXIT_FAILED,
+            EXIT_USAGE,
             "InvalidArgumentError: Detected Infinity or NaN in output, in other words",
         ),
+        (tf.errors.InvalidArgumentError(None, None, STACK), EXIT_USAGE, f"InvalidArgumentError: refused, at {PLACE}"),
+        (tf.errors.UnknownError(None, None, STACK), EXIT_FAILED, f"UnknownError: refused, at {PLACE}"),
         (MemoryError(), EXIT_FAILED, "out of memory (MemoryError); lower"),
         (
             tf.errors.InvalidArgumentError(None, None, "label value of 7 which is outside the valid range of [0, 5)."),
@@ -256,8 +277,19 @@ def test_a_loop_of_pythons_over_a_tensor_in_a_step_is_one_line_with_its_place():
 
     code, line = explained(loop)
     assert code == EXIT_USAGE
-    assert line.startswith(
-        "in a step, which is compiled, Python can't branch by a tensor's value, or loop over it; use"
+    place = rf"{re.escape(__file__)}:\d+ in <lambda>"
+    assert re.match(
+        rf"in a step, which is compiled, Python can't branch by a tensor's value, or loop over it, at {place}; use",
+        line,
     )
     assert "eager" not in line.lower()
-    assert re.search(r"test_explanations.py:\d+ in <lambda>$", line)
+
+
+def test_an_error_in_a_function_that_autograph_converts_is_one_line_with_its_place():
+    @tf.function
+    def wrong(x):
+        return tf.reshape(x, [7])
+
+    code, line = explained(wrong, tf.ones([3]))
+    assert code == EXIT_USAGE
+    assert re.match(rf"ValueError: Cannot reshape .*, at {re.escape(__file__)}:\d+ in wrong; debug=true", line)
