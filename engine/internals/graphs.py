@@ -193,9 +193,10 @@ def _first_argument(op: tf.Operation) -> int:
 
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
-    files = (frame.filename for frame in reversed(op.traceback))
-    maker = next((file for file in files if not is_frameworks(file)), "")
-    return None if maker.startswith(COMPUTING_FILES) and not maker.startswith(_FOR_LAYERS) else users_line(op.traceback)
+    maker = next((frame for frame in reversed(op.traceback) if not is_frameworks(frame.filename)), None)
+    if maker is None or (maker.filename.startswith(COMPUTING_FILES) and not maker.filename.startswith(_FOR_LAYERS)):
+        return None
+    return users_line(op.traceback) or f"{maker.filename}:{maker.lineno} in {maker.name}"  # a library's
 
 
 def writes() -> Counter[int]:

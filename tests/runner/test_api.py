@@ -410,6 +410,26 @@ def test_a_mistake_in_an_installed_program_shows_its_line(tmp_path, monkeypatch)
             run(Plane, data=given, mode="train", **{**QUIET, "global_batch_size": 2}, train_steps=2)
 
 
+LIBRARY = """
+count = tf.Variable(0.0, trainable=False, name="count")
+class Counts(tf.keras.layers.Layer):
+    def call(self, x):
+        count.assign_add(1.0)
+        return x
+"""
+
+
+def test_what_a_librarys_layer_does_without_a_line_of_the_program_has_the_librarys():
+    exec(compile(LIBRARY, path := "/lib/site-packages/counting.py", "exec"), library := {"tf": tf, "__name__": "c"})
+
+    class Counted(Plane):
+        def build_model(self):
+            return tf.keras.Sequential([tf.keras.Input([3]), library["Counts"](), tf.keras.layers.Dense(1)])
+
+    with pytest.raises(UsageError, match=rf"its step assigns count .*, at {path}:5 in call, that is in none of"):
+        run(Counted, data=data, train_steps=2, **QUIET)
+
+
 def test_a_strategy_of_the_programs_own_around_a_run_or_in_its_step_is_one_line():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
 
