@@ -35,6 +35,7 @@ _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)(.+)", re.DOTALL)
 # A frame of TensorFlow's definition stack, or of a Python traceback, in an error's text.
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
+_HOLDING = ("_function", "loss", "train", "eval")  # attributes of a hook, a compiled model, a `Data`
 _MOST_ITEMS = 100  # of a list or dictionary in which code is looked for: it may be data
 passed_packages: set[str] = set()  # folders and files in site-packages
 
@@ -83,10 +84,8 @@ def users_line_in(text: str) -> str | None:
 def note_passed(*values: Any) -> None:
     """Notes as the user's the packages in site-packages whose classes and functions a caller passes."""
     for value in values:
-        if isinstance(value, (list, tuple)):
-            note_passed(*value[:_MOST_ITEMS])
-        elif isinstance(value, dict):
-            note_passed(*itertools.islice(value.values(), _MOST_ITEMS))
+        if isinstance(value, (list, tuple, dict)):
+            note_passed(*itertools.islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS))
         elif isinstance(value, functools.partial):
             note_passed(value.func)
         elif inspect.isroutine(value):
@@ -97,8 +96,7 @@ def note_passed(*values: Any) -> None:
             if callable(value) or len(own) < len(kinds):  # else it is data of a library's
                 for kind in own:
                     note_file(getattr(sys.modules.get(kind.__module__), "__file__", None))
-                held = getattr(value, "__dict__", {})
-                note_passed(held.get("_function"), held.get("loss"))  # of a hook, of a compiled model
+                note_passed(*map(getattr(value, "__dict__", {}).get, _HOLDING))
 
 
 def _is_ours(kind: type) -> bool:

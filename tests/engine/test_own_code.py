@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft import Data
 from crankshaft.engine import own_code
 from crankshaft.engine.hooks import every_epoch
 from docs.layout import FOLDERS, ROOT, source_files
@@ -64,6 +65,7 @@ def installed(tmp_path, monkeypatch):
 
 FUNCTION = "def function(*_): pass\n"
 HOOK = "from crankshaft.engine.hooks import Hook\nclass Mine(Hook): pass\n"
+SOURCE = "from crankshaft import Source\nclass Mine(Source): pass\n"
 CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
 
 
@@ -77,8 +79,9 @@ CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
         (CALLBACK, lambda m: (None, [m.Mine()])),
         ("class Mine:\n    def __call__(self): pass\n", lambda m: m.Mine()),
         (FUNCTION, lambda m: compiled(loss={"a": m.function})),
+        (SOURCE, lambda m: Data(train=m.Mine(), eval=None)),
     ],
-    ids=["function", "partial", "every_epoch", "class", "callback", "callable", "loss"],
+    ids=["function", "partial", "every_epoch", "class", "callback", "callable", "loss", "Data"],
 )
 def test_a_package_in_site_packages_is_the_users_once_its_code_is_passed(installed, body, passed):
     installed("mine/__init__.py")
