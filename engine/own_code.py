@@ -31,13 +31,21 @@ FILES_LIKE_USERS = _files("input", "models")
 
 GENERATED = "__autograph_generated_file"  # how AutoGraph's names of modules and their files begin
 _FRAMEWORKS = ("keras", "tensorflow")
+_CELLS = ("<ipython-input", "<python-input", "<stdin>")  # as a file's name, of what is typed in a shell
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)(.+)", re.DOTALL)
 # A frame of TensorFlow's definition stack, or of a Python traceback, in an error's text.
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
 _HOLDING = ("_function", "loss", "train", "eval")  # attributes of a hook, a compiled model, a `Data`
-_MOST_ITEMS = 100  # of a list or dictionary in which code is looked for: it may be data
+_MOST_ITEMS = 32  # of a list or dictionary in which code is looked for: it may be data
 passed_packages: set[str] = set()  # folders and files in site-packages
+
+
+def is_pythons(file: str) -> bool:
+    """Whether a file is the standard library's, or no file, such as what `exec` is given; a cell of a shell's is none."""
+    if file.startswith("<"):
+        return not file.startswith(_CELLS)
+    return file.startswith(_STDLIB) and not _INSTALLED.match(file)
 
 
 def is_frameworks(file: str) -> bool:
@@ -51,14 +59,15 @@ def is_users(file: str) -> bool:
 
     Crankshaft's models and inputs count as the user's; `note_passed` knows the packages.
     """
-    path = os.path.abspath(file)
-    if file.startswith("<") or path.startswith(OWN_FILES) or is_frameworks(path):
+    path = _path(file)
+    if path.startswith(OWN_FILES) or is_frameworks(path) or is_pythons(path):
         return False
-    if path.startswith(FILES_LIKE_USERS):
-        return True
-    if _INSTALLED.match(path):  # the standard library's folder has it
-        return path.startswith(tuple(passed_packages))
-    return not path.startswith(_STDLIB)
+    is_installed = _INSTALLED.match(path) and not path.startswith(FILES_LIKE_USERS)
+    return not is_installed or path.startswith(tuple(passed_packages))
+
+
+def _path(file: str) -> str:
+    return file if file.startswith("<") else os.path.abspath(file)
 
 
 def users_line(frames: Iterable[Iterable[Any]]) -> str | None:
@@ -70,7 +79,7 @@ def users_line(frames: Iterable[Iterable[Any]]) -> str | None:
     found = None
     for file, line, function, *_ in frames:
         if is_users(file):
-            found = f"{os.path.abspath(file)}:{line} in {function}"
+            found = f"{_path(file)}:{line} in {function}"
         elif file.startswith(_RUNNING_FILES):
             found = None
     return found
@@ -84,12 +93,13 @@ def users_line_in(text: str) -> str | None:
 def note_passed(*values: Any) -> None:
     """Notes as the user's the packages in site-packages whose classes and functions a caller passes."""
     for value in values:
+        value = inspect.unwrap(value) if callable(value) else value
         if isinstance(value, (list, tuple, dict)):
             note_passed(*itertools.islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS))
         elif isinstance(value, functools.partial):
             note_passed(value.func)
         elif inspect.isroutine(value):
-            note_file(getattr(getattr(inspect.unwrap(value), "__code__", None), "co_filename", None))
+            note_file(getattr(getattr(value, "__code__", None), "co_filename", None))
         else:
             kinds = inspect.getmro(value if isinstance(value, type) else type(value))
             own = [*itertools.takewhile(lambda kind: not _is_ours(kind), kinds)]

@@ -315,8 +315,8 @@ class Reads:
 
     def _stuck(self, idle: float) -> StuckReadError:
         thread, first = next(iter(self._progress.at.items()), (0, 0))
-        stack = traceback.extract_stack(sys._current_frames().get(thread))
-        at = users_line(stack) or "an unknown line"
+        frame = sys._current_frames().get(thread)
+        at = (users_line(traceback.extract_stack(frame)) if frame else None) or "an unknown line"
         return StuckReadError(
             f"{_name(self.source)}.read has not returned for {rounded(idle)} s, at {at}, from example "
             f"{first} on{quote_files(self.source.files())}; see whether its files' disk or host answers, or raise "

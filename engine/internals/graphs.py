@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
-from ..own_code import COMPUTING_FILES, ROOT, is_frameworks, users_line
+from ..own_code import COMPUTING_FILES, ROOT, is_frameworks, is_pythons, users_line
 from .tensorflow import function_attributes, function_graph, has_two_seeds, may_write, xla_kernels
 
 # Files of the engine that make ops in place of Keras's own, for the program's layers.
@@ -193,8 +193,9 @@ def _first_argument(op: tf.Operation) -> int:
 
 def program_line(op: tf.Operation) -> str | None:
     """Returns "FILE:LINE in FUNCTION" of the program's code that made an op; None if the engine made it for itself."""
-    maker = next((frame for frame in reversed(op.traceback) if not is_frameworks(frame.filename)), None)
-    if maker is None or (maker.filename.startswith(COMPUTING_FILES) and not maker.filename.startswith(_FOR_LAYERS)):
+    makers = (frame for frame in reversed(op.traceback) if not frame.filename.startswith(_FOR_LAYERS))
+    maker = next((frame for frame in makers if not (is_frameworks(frame.filename) or is_pythons(frame.filename))), None)
+    if maker is None or maker.filename.startswith(COMPUTING_FILES):
         return None
     return users_line(op.traceback) or f"{maker.filename}:{maker.lineno} in {maker.name}"  # a library's
 
