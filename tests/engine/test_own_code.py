@@ -33,7 +33,7 @@ def test_what_is_beside_the_package_is_the_users():
 
 
 def test_code_outside_site_packages_is_the_users_but_for_pythons_and_the_packages_own():
-    for file in ("/home/me/a.py", "/home/me/lib/python/a.py", str(ROOT / "models" / "mlp.py")):
+    for file in ("/home/me/a.py", "/home/me/lib/python/a.py", "<stdin>", str(ROOT / "models" / "mlp.py")):
         assert own_code.is_users(file)
     for file in (
         *(json.__file__, "<string>", "<frozen runpy>", "/tmp/__autograph_generated_file8h.py", tf.__file__),
@@ -65,7 +65,7 @@ def installed(tmp_path, monkeypatch):
 
 FUNCTION = "def function(*_): pass\n"
 HOOK = "from crankshaft.engine.hooks import Hook\nclass Mine(Hook): pass\n"
-SOURCE = "from crankshaft import Source\nclass Mine(Source): pass\n"
+SOURCE = "from crankshaft import Source\nclass Mine(Source): __len__ = read = len\n"
 CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
 
 
@@ -79,7 +79,7 @@ CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
         (CALLBACK, lambda m: (None, [m.Mine()])),
         ("class Mine:\n    def __call__(self): pass\n", lambda m: m.Mine()),
         (FUNCTION, lambda m: compiled(loss={"a": m.function})),
-        (SOURCE, lambda m: Data(train=m.Mine(), eval=None)),
+        (SOURCE, lambda m: Data(None, evaluation=m.Mine())),
     ],
     ids=["function", "partial", "every_epoch", "class", "callback", "callable", "loss", "Data"],
 )

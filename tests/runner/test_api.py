@@ -344,7 +344,7 @@ def test_a_traceback_has_the_programs_frames_alone_unless_all_are_wanted(monkeyp
 
 
 # A user's module: each line that fails is in a function of its own.
-MISTAKES = """
+IN_SITE_PACKAGES = """
 import tensorflow as tf
 from crankshaft import mean
 from tests.runner.test_api import Plane
@@ -384,12 +384,12 @@ def mapped():
 def test_a_mistake_in_an_installed_program_shows_its_line(tmp_path, monkeypatch):
     """In site-packages, as pip installs a project, and while steps run as while they are traced."""
     (tmp_path / "site-packages").mkdir()
-    (path := tmp_path / "site-packages" / "mistakes_of_mine.py").write_text(MISTAKES)
+    (path := tmp_path / "site-packages" / "mistakes_of_mine.py").write_text(IN_SITE_PACKAGES)
     monkeypatch.syspath_prepend(path.parent)
     module = importlib.import_module(path.stem)
 
     def line(function, code):
-        number = next(n for n, line in enumerate(MISTAKES.splitlines(), 1) if code in line)
+        number = next(n for n, line in enumerate(IN_SITE_PACKAGES.splitlines(), 1) if code in line)
         return f", at {path}:{number} in {function}"
 
     with pytest.raises(KeyError, match="missing"):
