@@ -42,7 +42,7 @@ passed_packages: set[str] = set()  # folders and files in site-packages
 
 
 def is_pythons(file: str) -> bool:
-    """Whether a file is the standard library's, or no file, such as what `exec` is given; a cell of a shell's is none."""
+    """Whether a file is the standard library's, or none, such as what `exec` is given and no shell's cell."""
     if file.startswith("<"):
         return not file.startswith(_CELLS)
     return file.startswith(_STDLIB) and not _INSTALLED.match(file)
