@@ -36,7 +36,7 @@ _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _INSTALLED = re.compile(r"(.*/(?:site|dist)-packages/)(.+)", re.DOTALL)
 # A frame of TensorFlow's definition stack, or of a Python traceback, in an error's text.
 _FRAME = re.compile(r'^\s*File "(.+?)", line (\d+), in (\S+)', re.MULTILINE)
-_HOLDING = ("_function", "loss", "train", "evaluation")  # attributes of a hook, a compiled model, a `Data`
+_HOLDING = ("_function", "loss", "optimizer", "train", "evaluation")  # by a hook, a compiled model, a `Data`
 _MOST_ITEMS = 32  # of a list or dictionary in which code is looked for: it may be data
 passed_packages: set[str] = set()  # folders and files in site-packages
 
@@ -106,7 +106,7 @@ def note_passed(*values: Any) -> None:
             if callable(value) or len(own) < len(kinds):  # else it is data of a library's
                 for kind in own:
                     note_file(getattr(sys.modules.get(kind.__module__), "__file__", None))
-                note_passed(*map(getattr(value, "__dict__", {}).get, _HOLDING))
+                note_passed(*map(getattr(value, "__dict__", {}).get, _HOLDING), getattr(value, "layers", None))
 
 
 def _is_ours(kind: type) -> bool:

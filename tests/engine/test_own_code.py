@@ -66,6 +66,7 @@ def installed(tmp_path, monkeypatch):
 FUNCTION = "def function(*_): pass\n"
 HOOK = "from crankshaft.engine.hooks import Hook\nclass Mine(Hook): pass\n"
 SOURCE = "from crankshaft import Source\nclass Mine(Source): __len__ = read = len\n"
+LAYER = "import keras\nclass Mine(keras.layers.Layer): pass\n"
 CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
 
 
@@ -79,9 +80,10 @@ CALLBACK = "import keras\nclass Mine(keras.callbacks.Callback): pass\n"
         (CALLBACK, lambda m: (None, [m.Mine()])),
         ("class Mine:\n    def __call__(self): pass\n", lambda m: m.Mine()),
         (FUNCTION, lambda m: compiled(loss={"a": m.function})),
+        (LAYER, lambda m: keras.Sequential([m.Mine()])),
         (SOURCE, lambda m: Data(None, evaluation=m.Mine())),
     ],
-    ids=["function", "partial", "every_epoch", "class", "callback", "callable", "loss", "Data"],
+    ids=["function", "partial", "every_epoch", "class", "callback", "callable", "loss", "layer", "Data"],
 )
 def test_a_package_in_site_packages_is_the_users_once_its_code_is_passed(installed, body, passed):
     installed("mine/__init__.py")
