@@ -56,9 +56,13 @@ __all__ = sorted(_HOMES.keys() - {"__version__"})
 def __getattr__(name: str):
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if _HOMES[name] not in _WITHOUT_TENSORFLOW and "tensorflow" not in sys.modules:
-        import_module("crankshaft.runner.host.startup").import_tensorflow(_HOMES[name])
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        if _HOMES[name] not in _WITHOUT_TENSORFLOW and "tensorflow" not in sys.modules:
+            import_module("crankshaft.runner.host.startup").import_tensorflow(_HOMES[name])
+        module = import_module(_HOMES[name])
+    except AttributeError as error:  # of which `from crankshaft import` would drop the message
+        raise ImportError(f"{name} can't be imported (AttributeError: {error})") from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -131,7 +131,7 @@ def test_a_build_is_told_by_its_files_and_a_commit_by_its_own_git(tmp_path):
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("import json; json.lod", r"^ImportError: tensorflow can't be imported \(.*'json' has no attribute 'lod'\)$"),
+        ("import json; json.lod", r"^ImportError: Trainer can't be imported \(.*'json' has no attribute 'lod'\)$"),
         (
             "mine = 1",
             r"UsageError: the module tensorflow is \S+/tensorflow.py, and not the library; rename or remove it",

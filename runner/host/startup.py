@@ -61,13 +61,9 @@ def refuse_small_address_space() -> None:
 def import_tensorflow(*dependents: str) -> None:
     """Imports TensorFlow, and modules that need it, for a script before its flags are parsed.
 
-    As noisy as in its run: quiet for a worker. Raises `UsageError`, as `prepare` does, without temporary files; and
-    ImportError for an AttributeError, of which Python's `from crankshaft import` would drop the message.
+    As noisy as in its run: quiet for a worker. Raises `UsageError`, as `prepare` does, without temporary files.
     """
     temporary_folder()
     with quiet_startup(quiet="TF_CONFIG" in os.environ and not {"--debug", "-debug"} & {*sys.argv}):
         for name in ("tensorflow", *dependents):
-            try:
-                import_module(name)
-            except AttributeError as error:
-                raise ImportError(f"{name} can't be imported (AttributeError: {error})") from error
+            import_module(name)
