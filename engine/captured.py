@@ -12,7 +12,7 @@ import functools
 import operator
 import types
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,9 +24,9 @@ from .internals import keras
 from .internals.variables import VARIABLES, items, own_copy, variable_path
 from .machine.threads import TRACING
 
-_PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
+PLAIN = (bool, int, float, str, bytes, np.generic, type(None))
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-_LIBRARIES = ("crankshaft", "keras", "tensorflow")  # whose functions read constants alone
+LIBRARIES = ("crankshaft", "keras", "tensorflow")  # whose functions read constants alone
 _COLLECTIONS = (dict, list, tuple, tf.Module)
 _OBJECTS = (
     *VARIABLES,
@@ -37,15 +37,11 @@ _OBJECTS = (
     tf.keras.random.SeedGenerator,
 )
 # Larger arrays, collections and attributes are compared by their identity, since that is done before each call.
-_CHECKED_BYTES, _CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
+CHECKED_BYTES, CHECKED_ITEMS, _CHECKED_PLACES = 1 << 20, 1000, 1000
 _READ = ": "  # in a path, before the name of what a function reads of its module
 _LEFT_OUT = (
     f"{{}} has more than {_CHECKED_PLACES:,} parts, too many to compare them before each call: if one changes, steps "
     "go on with the former, without a warning"
-)
-_SET_BY_A_TRACE = (
-    "%s: a step sets it, from %s to %s, only as it is traced, and all steps compute with the trace's value; keep it in "
-    "a tf.Variable, which the step assigns, or use step_context().step"
 )
 _CHANGED_CODE = "%s: steps go on with its code as it was traced, and it has changed; open another run to train with it"
 _IN_A_GRAPH = object()  # a tensor that a trace has left: a cache of the last call, which each call sets again
@@ -68,11 +64,11 @@ class _Function(_Reference):
     """A function: `%autoreload` replaces the code of one that stays itself, and makes a module's helpers again."""
 
     def __init__(self, value: Any):
-        if not _is_users(value):
+        if not is_users(value):
             super().__init__(value, value.__qualname__)
             return
         code, *defaults = _code(value)
-        contents = _computed(code, value.__doc__), dict(_values(defaults))
+        contents = _computed(code, value.__doc__), dict(comparable(defaults))
         super().__init__(value if value.__closure__ else None, value.__qualname__, contents)
 
 
@@ -105,8 +101,8 @@ class Captured:
         self._is_traced |= is_traced
         self._attributes = [
             (title, owner, name, values)
-            for title, owner in ((type(self._trainer).__name__, self._trainer), *((x.name, x) for x in self._layers()))
-            for name, value in _attributes(owner)
+            for title, owner in self.owners()
+            for name, value in attributes(owner)
             if (values := _compared(value))
         ]
         self._note_places()
@@ -115,21 +111,9 @@ class Captured:
                 self._warned.add(line)
                 logging.info("%s", line)
 
-    def note_trace(self, dimensions: Callable[[], Collection[int]], replicas: int) -> None:
-        """Notes the attributes after a trace, and warns of numbers that the step itself has set, such as its own count.
-
-        Args:
-          dimensions: returns the sizes of the trace's tensors: a step may keep one in an attribute.
-          replicas: how many were traced.
-        """
-        for path, before, now, _ in self._changes():
-            if not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (before, now)):
-                continue
-            is_count = 0 < now - before <= replicas
-            if path not in self._warned and (is_count or now not in dimensions()):
-                self._warned.add(path)
-                logging.warning(_SET_BY_A_TRACE, path, before, now)
-        self.note()
+    def owners(self) -> list[tuple[str, Any]]:
+        """Returns the trainer and its layers, with their titles."""
+        return [(type(self._trainer).__name__, self._trainer), *((layer.name, layer) for layer in self._layers())]
 
     def _note_places(self) -> None:
         """Notes where all objects are, so that a call need not walk through thousands of them."""
@@ -137,13 +121,13 @@ class Captured:
         lengths = {id(owner): vars(owner) for _, owner, *_ in self._attributes}
         for _, owner, name, values in self._attributes:
             for place in [x for x in map(vars, (owner, *type(owner).__mro__)) if name in x][:1]:
-                inside = () if isinstance(values.get(""), _Large) else _places(_function(place[name]), seen)
+                inside = () if isinstance(values.get(""), _Large) else _places(unbound(place[name]), seen)
                 found |= {(id(where), key): (where, key, x) for where, key, x in ((place, name, place[name]), *inside)}
         lengths |= {id(where): where for where, *_ in found.values() if not isinstance(where, types.MappingProxyType)}
         self._places = [*zip(*found.values(), strict=True)] or ((), (), ())
         self._lengths = [(where, len(where)) for where in lengths.values()]
-        self._changing = [(x, dict(_values(x))) for x in self._places[2] if isinstance(x, np.ndarray)]
-        self._code = [(x, _code(x)) for x in map(_function, self._places[2]) if _is_users(x)]
+        self._changing = [(x, dict(comparable(x))) for x in self._places[2] if isinstance(x, np.ndarray)]
+        self._code = [(x, _code(x)) for x in map(unbound, self._places[2]) if is_users(x)]
 
     def _is_as_noted(self) -> bool:
         """Returns whether all objects and their values are the same; a new one might hide that of a class."""
@@ -156,7 +140,7 @@ class Captured:
             is_same
             and all(len(where) == length for where, length in self._lengths)
             and all(all(map(operator.is_, _code(function), before)) for function, before in self._code)
-            and all(dict(_values(value)) == before for value, before in self._changing)
+            and all(dict(comparable(value)) == before for value, before in self._changing)
         )
 
     def note_read(self, variables: Iterable[tf.Variable]) -> None:
@@ -183,7 +167,7 @@ class Captured:
     def _changes(self) -> Iterator[tuple[str, Any, Any, bool]]:
         """Yields (path, value before, value now, whether it is new) of what is not as it was noted."""
         for title, owner, name, before in self._attributes:
-            present = _compared(_function(getattr(owner, name, None)))
+            present = _compared(unbound(getattr(owner, name, None)))
             for part in {**before, **present}:
                 was, now = before.get(part), present.get(part)
                 # A function whose code has changed may read other things of its module.
@@ -232,22 +216,22 @@ class Captured:
                 )
 
 
-def _attributes(owner: Any) -> list[tuple[str, Any]]:
+def attributes(owner: Any) -> list[tuple[str, Any]]:
     """Returns the attributes that a step may read: all of a trainer and its class; public ones of a layer, its own."""
     if isinstance(owner, tf.keras.layers.Layer):
         own = {name: x for name, x in vars(owner).items() if name[0] != "_" and name not in keras.attributes()}
-        attributes = {"call": owner.call, **own}
+        found = {"call": owner.call, **own}
     else:
         inherited = {name: x for kind in reversed(type(owner).__mro__) for name, x in vars(kind).items()}
-        attributes = {name: x for name, x in (inherited | vars(owner)).items() if not name.startswith(("__", "_self_"))}
-    return [(name, _function(x)) for name, x in attributes.items()]
+        found = {name: x for name, x in (inherited | vars(owner)).items() if not name.startswith(("__", "_self_"))}
+    return [(name, unbound(x)) for name, x in found.items()]
 
 
 def _compared(value: Any) -> dict[str, Any]:
     """Returns the values in an attribute by path, or the attribute alone where they are too many for a call."""
     if sum(1 for _ in _places(value, set())) > _CHECKED_PLACES:
         return {"": _Large(value, type(value).__name__)}
-    return dict(_values(value))
+    return dict(comparable(value))
 
 
 def _places(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any, Any]]:
@@ -260,9 +244,9 @@ def _places(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any, Any]]:
     """
     if id(value) in seen:
         return
-    if _is_users(value):
+    if is_users(value):
         seen.add(id(value))
-        for name, item, is_compared in _read_outside(value):
+        for name, item, is_compared in read_outside(value):
             yield types.MappingProxyType(value.__globals__), name, item
             if is_compared:
                 yield from _places(item, seen)
@@ -275,21 +259,21 @@ def _places(value: Any, seen: set[int]) -> Iterator[tuple[Any, Any, Any]]:
 
 
 def _is_searched(value: Any) -> bool:
-    is_many = isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS
+    is_many = isinstance(value, (dict, list, tuple)) and len(value) > CHECKED_ITEMS
     return isinstance(value, _COLLECTIONS) and not is_many
 
 
-def _function(value: Any) -> Any:
+def unbound(value: Any) -> Any:
     """Returns the function of a method; anything else unchanged."""
     return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
 
 
-def _is_users(value: Any) -> bool:
+def is_users(value: Any) -> bool:
     """Whether it is a function in Python that is not a library's."""
-    return type(value) is types.FunctionType and str(value.__module__).partition(".")[0] not in _LIBRARIES
+    return type(value) is types.FunctionType and str(value.__module__).partition(".")[0] not in LIBRARIES
 
 
-def _read_outside(function: Any) -> Iterator[tuple[str, Any, bool]]:
+def read_outside(function: Any) -> Iterator[tuple[str, Any, bool]]:
     """Yields (name, value, whether it is compared) of what a function reads of its module or notebook.
 
     Numbers, arrays and the module's own functions are compared. Of anything else, such as a class, only the kind is: a
@@ -298,8 +282,8 @@ def _read_outside(function: Any) -> Iterator[tuple[str, Any, bool]]:
     module = function.__globals__
     for name in _globals_in(function.__code__):
         if (value := module.get(name, module)) is not module:
-            is_helper = _is_users(value) and value.__globals__ is module
-            yield name, value, is_helper or isinstance(value, (*_PLAIN, np.ndarray))
+            is_helper = is_users(value) and value.__globals__ is module
+            yield name, value, is_helper or isinstance(value, (*PLAIN, np.ndarray))
 
 
 def _code(function: Any) -> tuple[types.CodeType, Any, Any]:
@@ -322,31 +306,31 @@ def _globals_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(own).union(*inner)
 
 
-def _values(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+def comparable(value: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
     """Yields (path, value) of all that can be compared in an attribute; parts of an object once, by its first path."""
     seen = set() if seen is None else seen
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         yield path, value
     elif isinstance(value, np.ndarray):
-        is_checked = value.nbytes <= _CHECKED_BYTES and value.dtype != object
+        is_checked = value.nbytes <= CHECKED_BYTES and value.dtype != object
         checksum = zlib.crc32(value.tobytes()) if is_checked else None
         described = f"{value.dtype}{[*value.shape]}"
         text = f"{described} (checksum {checksum:x})" if is_checked else described
         yield path, _Reference(None if is_checked else value, text, checksum)
     elif isinstance(value, _FUNCTIONS):
         yield path, _Function(value)
-        if _is_users(value) and id(value) not in seen:
+        if is_users(value) and id(value) not in seen:
             seen.add(id(value))
-            for name, read, is_compared in _read_outside(value):
+            for name, read, is_compared in read_outside(value):
                 kind = _Reference(None, type(read).__name__, type(read).__qualname__)
-                inside = _values(read, "", seen) if is_compared else [("", kind)]
+                inside = comparable(read, "", seen) if is_compared else [("", kind)]
                 yield from ((f"{path}{_READ}{name}{part}", x) for part, x in inside)
-    elif isinstance(value, (dict, list, tuple)) and len(value) > _CHECKED_ITEMS:
+    elif isinstance(value, (dict, list, tuple)) and len(value) > CHECKED_ITEMS:
         yield path, _Reference(value, f"{len(value)} items")
     elif isinstance(value, _COLLECTIONS) and id(value) not in seen and (inside := [*items(value)]):
         seen.add(id(value))
         for name, item in inside:
-            yield from _values(_function(item), f"{path}.{name}", seen)
+            yield from comparable(unbound(item), f"{path}.{name}", seen)
     elif isinstance(value, tf.Tensor) and tf.is_symbolic_tensor(value):
         yield path, _IN_A_GRAPH
     elif isinstance(value, (*_OBJECTS, tf.Tensor)):

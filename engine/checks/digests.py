@@ -2,7 +2,8 @@
 
 An op is hashed by its kind, attributes, called graphs, static shapes and inputs. Left out is what differs between
 processes that train alike: names, and the values of integers, among which TensorFlow has a replica's number and its
-slice of a batch. Steps that differ in a whole number alone thus have the same digest.
+slice of a batch. Steps that differ in a whole number alone thus have the same digest, except that one process compares
+two traces with their integers, without the numbers of collectives.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class StepDigest(NamedTuple):
     ops: list[tuple[str, tf.Operation]]
 
 
-def digest(graph: tf.Graph) -> StepDigest:
-    """Computes the digest of a traced step's graph."""
+def digest(graph: tf.Graph, integers: bool = False) -> StepDigest:
+    """Computes the digest of a traced step's graph; `integers` compares constant integers, too, and lists constants."""
     ops: list[tuple[str, tf.Operation]] = []
-    return StepDigest(_digest(graph, ops, {}), ops)
+    return StepDigest(_digest(graph, ops, {}, integers), ops)
 
 
 def describe(op: tf.Operation) -> str:
@@ -47,7 +48,7 @@ def describe(op: tf.Operation) -> str:
     return f"{op.type}{results}{values}{at}"
 
 
-def _digest(graph: tf.Graph, ops: list[tuple[str, tf.Operation]], done: dict[tf.Graph, str]) -> str:
+def _digest(graph: tf.Graph, ops: list[tuple[str, tf.Operation]], done: dict[tf.Graph, str], integers: bool) -> str:
     """Hashes a graph, and adds its ops; `done` has the hashes of the graphs before."""
     hashes: dict[str, bytes] = {}
     positions = {tensor.op.name: number for number, tensor in enumerate(graph.inputs)}
@@ -55,8 +56,8 @@ def _digest(graph: tf.Graph, ops: list[tuple[str, tf.Operation]], done: dict[tf.
         called = graphs.all_called(op)
         for inner in called:
             if inner not in done:
-                done[inner] = _digest(inner, ops, done)
-        parts = [op.type.encode(), str(positions.get(op.name)).encode(), *_attributes(op)]
+                done[inner] = _digest(inner, ops, done, integers)
+        parts = [op.type.encode(), str(positions.get(op.name)).encode(), *_attributes(op, integers)]
         parts += [done[inner].encode() for inner in called]
         parts += [f"{output.dtype.name} {output.shape}".encode() for output in op.outputs]
         # A message of a failed assertion has names. An input of a loop's gradient may be made after the loop.
@@ -64,16 +65,17 @@ def _digest(graph: tf.Graph, ops: list[tuple[str, tf.Operation]], done: dict[tf.
         parts += [hashes.get(source.op.name, b"") + bytes([source.value_index % 256]) for source in inputs]
         parts += sorted(hashes.get(before.name, b"") for before in op.control_inputs if before.type != "Const")
         hashes[op.name] = hashlib.blake2b(b"\0".join(parts), digest_size=_SIZE).digest()
-        if op.type != "Const":  # shown by what computes with it
+        if integers or op.type != "Const":  # shown by what computes with it
             ops.append((hashes[op.name].hex(), op))
     computed = sorted(hashes[op.name] for op in graph.get_operations() if op.type != "Const")
     results = [hashes.get(output.op.name, b"") for output in graph.outputs]
     return hashlib.blake2b(b"".join([*computed, *results]), digest_size=_SIZE).hexdigest()
 
 
-def _attributes(op: tf.Operation) -> Iterator[bytes]:
+def _attributes(op: tf.Operation, integers: bool) -> Iterator[bytes]:
     for name, value in sorted(op.node_def.attr.items()):
         is_graph = value.WhichOneof("value") == "func" or bool(value.list.func)
         is_integer = op.type == "Const" and name == "value" and op.outputs[0].dtype.is_integer
-        if not (name.startswith("_") or name in _NAMES or is_graph or is_integer):
+        is_left_out = is_integer and not (integers and not any(map(graphs.is_collective, op.outputs[0].consumers())))
+        if not (name.startswith("_") or name in _NAMES or is_graph or is_left_out):
             yield name.encode() + value.SerializeToString(deterministic=True)

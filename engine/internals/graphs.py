@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import traceback
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -32,7 +33,7 @@ _COLLECTIVES = ("Collective", "Nccl")  # prefixes of their names
 # in tables, locks, tokens, and what is shown.
 _LOOK_UPS = ("LookupTableExport", "LookupTableFind", "LookupTableSize", "VarIsInitialized")
 _KEEPS_STATE = (*_COLLECTIVES, *_LOOK_UPS, "FlushSummary", "MutexLock", "Write")
-_IN_REPLICA = re.compile(r"(^|/)replica_\d+/")  # TensorFlow's name scope of all but a process's first replica
+_REPLICA = re.compile(r"(^|/)(replica_\d+)/")  # TensorFlow's name scope of all but a process's first replica
 # Ops whose result may be a multiple of their input plus something.
 _COMPARISONS = {"Equal", "Greater", "GreaterEqual", "Less", "LessEqual", "NotEqual", "OneHot"}
 _SUMS = {"Add", "AddN", "AddV2"}
@@ -117,12 +118,6 @@ def _needed(graph: tf.Graph) -> Iterator[tf.Operation]:
 def kinds(graph: tf.Graph) -> Counter[str]:
     """Counts the ops of each kind, such as "MatMul", in a graph and in those that it calls."""
     return Counter(op.type for op in operations(graph))
-
-
-def dimensions(graph: tf.Graph) -> set[int]:
-    """Returns the static sizes of the axes of all tensors."""
-    shapes = (output.shape for op in operations(graph) for output in op.outputs)
-    return {size for shape in shapes if shape.rank is not None for size in shape if size is not None}
 
 
 def samples(op: tf.Operation) -> bool:
@@ -410,14 +405,41 @@ def _is_custom(op: tf.Operation) -> bool:
     return "_gradient_op_type" in op.node_def.attr
 
 
+def is_collective(op: tf.Operation) -> bool:
+    """Whether an op exchanges values with other devices or processes."""
+    return op.type.startswith(_COLLECTIVES)
+
+
+def of_another_replica(graph: tf.Graph) -> tuple[tf.Operation, tf.Operation] | None:
+    """Finds an op of one replica that takes a tensor of another of the process, and the op that made that.
+
+    What replicas exchange is computed in the thread that waits for theirs.
+    """
+    for op in graph.get_operations():
+        for source in (tensor.op for tensor in op.inputs):
+            if _replica(source) not in ("", _replica(op)) and any(map(_is_replica_thread, op.traceback)):
+                return op, source
+    return None
+
+
+def _is_replica_thread(frame: traceback.FrameSummary) -> bool:
+    return frame.name == "run" and frame.filename.endswith("/distribute/mirrored_run.py")
+
+
+def _replica(op: tf.Operation) -> str:
+    """Returns the name scope of an op's replica; "" for the process's first, and outside of replicas."""
+    found = _REPLICA.search(op.name)
+    return found[2] if found else ""
+
+
 def exchanges(op: tf.Operation) -> bool:
     """Whether an op's result is the same on all replicas: a collective's, or what joins values of several replicas.
 
     In one process TensorFlow may concatenate or add these without a collective, outside of the replicas' name scopes.
     """
-    if op.type.startswith(_COLLECTIVES):
+    if is_collective(op):
         return True
-    return not _IN_REPLICA.search(op.name) and any(_IN_REPLICA.search(source.op.name) for source in op.inputs)
+    return not _replica(op) and any(_replica(source.op) for source in op.inputs)
 
 
 def value_inputs(output: tf.Tensor) -> list[tf.Tensor]:

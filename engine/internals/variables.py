@@ -226,13 +226,18 @@ def keeping_tensors(owners: Iterable[Any]) -> Iterator[None]:
     for owner in owners:
         is_traced(vars(owner))
     lists = [(place, values) for place, values in kept.values() if isinstance(values, list)]
+
+    def fill(place: list, values: Sequence[Any]) -> None:
+        del place[:]  # an assignment would have TensorFlow's wrapper of a list compare the tensors
+        place.extend(values)
+
     for place, values in lists:
-        place[:] = [x for x in values if not is_traced(x)]
+        fill(place, [x for x in values if not is_traced(x)])
     try:
         yield
     finally:
         for place, values in lists:
-            place[:] = values
+            fill(place, values)
         for place, values in kept.values():
             if values and isinstance(place, dict):
                 place.update(values)

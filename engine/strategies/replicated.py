@@ -217,7 +217,8 @@ class Replicated(Strategy):
             checks = StepChecks(state, runner, trains=False, replicas=replicas)
             return self._inner_loop(evaluate, feed, predicts=predicts, checks=checks)
 
-        checks = StepChecks(state, None if callable(step) else runner, replicas=replicas, jit=jit)
+        is_eager = self.options.run_eagerly
+        checks = StepChecks(state, None if callable(step) else runner, replicas=replicas, jit=jit, run_eagerly=is_eager)
 
         def train(batch, number, collect_norm):
             if callable(step):
@@ -238,7 +239,7 @@ class Replicated(Strategy):
             jit=jit,
             syncs=syncs,
             checks=checks,
-            run_eagerly=self.options.run_eagerly,
+            run_eagerly=is_eager,
             state=state,
             pace=Pace(self.options.steps_per_loop, state.trainer.reduction.sync_every_steps or 1),
         )

@@ -151,31 +151,6 @@ def test_a_tensor_that_each_call_sets_again_is_no_change_and_too_many_values_are
     assert "Caching.shared.0.numbers.1: a step that reads it keeps 1, as it was traced, and it is 2 now" in caplog.text
 
 
-class Counting(Squares):
-    """Counts in Python, where a trace counts once, and keeps sizes of its tensors, as it may."""
-
-    def build(self):
-        super().build()
-        self.own, self.width, self.examples = tf.Module(), 0, 0
-        self.own.time, self.own.calls = 1.0, 1
-
-    def loss(self, outputs, batch):
-        self.own.time += 1.0
-        self.own.calls += 1
-        self.width, self.examples = batch[0].shape[-1], outputs.shape[0]
-        return mean(tf.square(outputs[:, 0] - batch[1]) / (1 - 0.9**self.own.time))
-
-
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_number_that_a_step_sets_as_it_is_traced_is_named_once(bench, caplog, replicas):
-    made = bench(Counting(), (np.ones((8, 3), np.float32), np.zeros(8, np.float32)), 8, replicas)
-    made.run(1)
-    made.run(2)
-    lines = [line.partition(":") for line in caplog.messages if "trace's value" in line]
-    assert [name for name, *_ in lines] == ["Counting.own.calls", "Counting.own.time"]
-    assert lines[1][2].startswith(f" a step sets it, from 1.0 to {1.0 + replicas}, only as it is traced")
-
-
 OUTSIDE: dict[str, tf.Variable] = {}
 
 

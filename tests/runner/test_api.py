@@ -226,18 +226,23 @@ def test_many_runs_of_one_process_bring_no_warning_of_retracing(tmp_path, caplog
     assert {"weights", "gradients"} < {value.tag.split("/")[0] for event in events for value in event.summary.value}
 
 
-def test_steps_that_run_eagerly_have_values_to_print_and_train_the_same():
+def test_steps_that_run_eagerly_have_values_to_print_and_train_the_same(caplog):
     """Rounding of 1e-7 in 8 steps of Adam, which XLA and TensorFlow's graphs compute in another order."""
 
     seen = []
 
     class Looking(Plane):
+        calls = 0
+
         def loss(self, outputs, batch):
             seen.extend([int(step_context().step)] if tf.executing_eagerly() else [])
+            self.calls += 1
             return super().loss(outputs, batch)
 
-    made = [run(Looking, data=data, train_steps=8, seed=1, run_eagerly=eager, **QUIET) for eager in (False, True)]
+    how = {"data": lambda: (data()[0], None), "train_steps": 8, "seed": 1, **QUIET}
+    made = [run(Looking, run_eagerly=eager, **how) for eager in (False, True)]
     assert seen == [*range(8)]
+    assert "traced" not in caplog.text  # each step counts
     for compiled, eager in zip(*(one.model.get_weights() for one in made), strict=True):
         np.testing.assert_allclose(eager, compiled, rtol=0, atol=1e-5)
     with pytest.raises(UsageError, match="jit=on: run_eagerly executes steps op by op; use jit=auto or off"):

@@ -57,7 +57,7 @@ def computed(step):
 
 WALKS = {
     "kinds": lambda step: graphs.kinds(step.graph),
-    "dimensions": lambda step: graphs.dimensions(step.graph),
+    "another replica": lambda step: graphs.of_another_replica(step.graph),
     "what XLA lacks": lambda step: graphs.lacked_by_xla(step.graph),
     "shapes of penalties": lambda step: graphs.shapes_of_penalties(step.mean, [step.x]),
     "sums": lambda step: graphs.sums_by_name(step.graph),

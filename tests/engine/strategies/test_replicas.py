@@ -1,12 +1,15 @@
 """Batch normalisation on replicas: statistics equal everywhere, and what no layer moves stays as it is."""
 
 import itertools
+import re
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from crankshaft import Trainer, mean
+from crankshaft.engine.errors import UsageError
 from crankshaft.engine.inventory import Inventory
 from tests.arrays import assert_same
 
@@ -74,19 +77,20 @@ class Keeping(Trainer):
     """Keeps what its loss has seen in attributes, lists, modules and layers, and shows it after the replicas' sum."""
 
     def build_model(self):
-        self.module, self.listed, self.by_name = tf.Module(), [], {}
+        self.module, self.listed, self.left, self.by_name = tf.Module(), [], [], {}
         return tf.keras.Sequential([tf.keras.layers.Dense(1, kernel_initializer="ones")])
 
     def loss(self, outputs, batch):
         seen = batch[0][:, 0]
         self.seen, self.module.pair, self.model.layers[0].seen = seen, (seen, 2 * seen), 3 * seen
         self.listed.append(4 * seen)
+        self.left.append(6 * seen)
         self.by_name["seen"] = 5 * seen
         return mean(tf.square(outputs[:, 0]))
 
     def train_step(self, batch):
         metrics, layer = super().train_step(batch), self.model.layers[0]
-        kept = [self.seen, self.module.pair[1], layer.seen, self.listed.pop(), self.by_name["seen"]]
+        kept = [self.seen, self.module.pair[1], layer.seen, self.listed.pop(), self.by_name["seen"], self.left[-1]]
         return {**metrics, **{str(number): mean(value) for number, value in enumerate(kept)}}
 
 
@@ -95,10 +99,70 @@ def test_what_a_step_keeps_in_attributes_is_its_own_replicas_after_a_sum(bench, 
     features = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
     made = bench(Keeping(), (features, np.zeros(7, np.int32)), 7, replicas)
     metrics = made.train(1)
-    for number in range(5):
+    for number in range(6):
         total, count = metrics[str(number)]
         np.testing.assert_allclose(total / count, (number + 1) * features[:, 0].mean(), rtol=1e-5)  # float32
     assert not made.trainer.listed
+
+
+KEPT = [None]
+
+
+class Shared(Keeping):
+    """Keeps what its loss has seen where all replicas find the last one's, or in a branch that it has left."""
+
+    def __init__(self, place):
+        super().__init__()
+        self.place, self.box = place, types.SimpleNamespace()
+
+    def loss(self, outputs, batch):
+        seen = batch[0][:, 0]
+        if self.place == "branch":
+            tf.cond(seen[0] > 0, lambda: self.keep(seen + 1), lambda: self.keep(seen))
+        elif self.place == "box":
+            self.box.seen = seen
+        else:
+            self.keep(seen)
+        return mean(tf.square(outputs[:, 0]))
+
+    def keep(self, value):
+        KEPT[0] = 2 * value
+        return value
+
+    def train_step(self, batch):
+        metrics = super(Keeping, self).train_step(batch)
+        return {**metrics, "seen": mean(1 + (self.box.seen if self.place == "box" else KEPT[0]))}
+
+
+@pytest.mark.parametrize(
+    ("place", "replicas", "other"), [("box", 2, "replica"), ("module", 2, "replica"), ("branch", 1, "trace, branch")]
+)
+def test_a_tensor_that_a_step_finds_out_of_its_replica_or_branch_is_refused_with_both_lines(
+    bench, place, replicas, other
+):
+    made = bench(Shared(place), (np.ones((8, 4), np.float32), np.zeros(8, np.int32)), 8, replicas)
+    with pytest.raises(UsageError) as error:
+        made.run(1)
+    assert re.search(
+        rf"^Shared: .*replicas.py:\d+ in train_step, .* another {other}.*replicas.py:\d+ in", str(error.value)
+    )
+
+
+class Merging(Keeping):
+    """Adds values of replicas in a function of its own, which they wait for."""
+
+    def train_step(self, batch):
+        def total(strategy, values):
+            return tf.add_n(strategy.experimental_local_results(values))
+
+        both = tf.distribute.get_replica_context().merge_call(total, args=(tf.reduce_sum(batch[0]),))
+        return {**super(Keeping, self).train_step(batch), "both": mean(tf.fill([tf.shape(batch[0])[0]], both))}
+
+
+def test_a_step_may_compute_with_other_replicas_values_in_a_merge_call(bench):
+    features = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    total, count = bench(Merging(), (features, np.zeros(8, np.int32)), 8, 2).train(1)["both"]
+    np.testing.assert_allclose(total / count, features.sum(), rtol=1e-5)  # float32
 
 
 class Frozen(Trainer):
