@@ -316,12 +316,11 @@ def _is_programs(error: Exception) -> bool:
     """
     if isinstance(error, TypeError) and error.__traceback__ and error.__traceback__.tb_next is None:
         return True
-    for frame in traceback.extract_tb(error.__traceback__):
-        path = os.path.abspath(frame.filename)
-        if f"{os.sep}tensorflow{os.sep}python{os.sep}" in path:
-            return False
-        if _CALLBACKS in path or (is_users(path) and not path.startswith(FILES_LIKE_USERS)):
+    for file, *_ in traceback.extract_tb(error.__traceback__):
+        if _CALLBACKS in file or (is_users(file) and not file.startswith(FILES_LIKE_USERS)):
             return True
+        if f"{os.sep}tensorflow{os.sep}python{os.sep}" in file:
+            return False
     return False
 
 
