@@ -212,6 +212,7 @@ _PASSING = [
     f"{status}Error"
     for status in ("Aborted", "Cancelled", "DataLoss", "DeadlineExceeded", "Internal", "Unavailable", "Unknown")
 ]
+_OF_A_RESTARTED_TASK = r"(?i)unknown device|tensor remote_handle"  # an InvalidArgumentError of TensorFlow's
 _EXPLANATIONS = (
     _Explanation(
         ("ResourceExhaustedError", "MemoryError"),
@@ -287,13 +288,14 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
     if isinstance(error, CrankshaftError):
         return error
     kinds, text = _kinds(error), str(error)
-    line = users_line_in(text) or _traced_line(error)  # the text's stack is that of an op, or the deeper one
+    traced = _traced_line(error)
+    line = users_line_in(text) or traced  # the text's stack is that of an op, or the deeper one
     at = f", at {line}" if line else ""
     if kinds.intersection(_INVALID) and "Detected Infinity or NaN in output" in text:
         from ..engine.hooks import numerics
 
-        if line := numerics.explain(error):
-            return NonfiniteError(line)
+        if nonfinite := numerics.explain(error):
+            return NonfiniteError(nonfinite)
     if kinds.intersection(_INVALID) and "assertion failed: " in text:  # whose operands TensorFlow puts in brackets
         return UsageError(reason(error).removeprefix("assertion failed: ").replace("] [", " ").strip("[]") + at)
     for explanation in () if _limit(error) else _EXPLANATIONS:  # TensorFlow calls a disk exhausted, too
@@ -304,8 +306,9 @@ def _explained(error: Exception, traceback_by: str = "") -> CrankshaftError:
         return RunError(_refused(error))
     # A network or a disk may be available the next time; a missing file, or another user's, will not. And TensorFlow or
     # Keras will refuse the same value again.
-    passes = kinds.intersection(_PASSING) or (isinstance(error, OSError) and not isinstance(error, _LASTING))
-    is_mistake = not passes and (line or isinstance(error, ValueError) or kinds.intersection(_INVALID))
+    is_refused = isinstance(error, OSError) and not isinstance(error, _LASTING)
+    passes = is_refused or kinds.intersection(_PASSING) or re.search(_OF_A_RESTARTED_TASK, text)
+    is_mistake = not passes and (traced or isinstance(error, ValueError) or kinds.intersection(_INVALID))
     return (UsageError if is_mistake else RunError)(f"{named}{at}{traceback_by}")
 
 

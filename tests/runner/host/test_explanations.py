@@ -75,7 +75,15 @@ refused
             "InvalidArgumentError: Detected Infinity or NaN in output, in other words",
         ),
         (tf.errors.InvalidArgumentError(None, None, STACK), EXIT_USAGE, f"InvalidArgumentError: refused, at {PLACE}"),
-        (tf.errors.UnknownError(None, None, STACK), EXIT_FAILED, f"UnknownError: refused, at {PLACE}"),
+        *(
+            (kind(None, None, STACK), EXIT_FAILED, f"{kind.__name__}: refused, at {PLACE}")
+            for kind in (tf.errors.UnknownError, tf.errors.FailedPreconditionError)  # the second, of a restarted peer
+        ),
+        (
+            tf.errors.InvalidArgumentError(None, None, "Unable to find the relevant tensor remote_handle: Op ID: 5"),
+            EXIT_FAILED,
+            "InvalidArgumentError: Unable to find",
+        ),
         (MemoryError(), EXIT_FAILED, "out of memory (MemoryError); lower"),
         (
             tf.errors.InvalidArgumentError(None, None, "label value of 7 which is outside the valid range of [0, 5)."),
