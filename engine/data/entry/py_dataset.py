@@ -117,7 +117,7 @@ class BatchSource(Source):
         if not self.by_epoch:
             self._read_first = batches_read
         self.chunk_examples = self.batch_examples = self._size(first)
-        self._examples = (number - 1) * self.chunk_examples + self._size(last)
+        self._examples = (number - 1) * self.chunk_examples + min(self._size(last), self.chunk_examples)
         self.element_spec = _spec(*batches_read.values())
 
     def __len__(self) -> int:

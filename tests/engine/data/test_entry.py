@@ -456,6 +456,21 @@ def test_a_batch_of_another_shape_is_named_as_it_is_read():
         split.read(np.array([3, 4]))
 
 
+class Growing(tf.keras.utils.PyDataset):
+    """The last batch is larger than the first."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return np.ones([(2, 5)[number], 3], np.float32), np.ones((2, 5)[number])
+
+
+def test_a_last_batch_that_is_larger_is_named_as_it_is_read():
+    with pytest.raises(CrankshaftError, match=r"Growing\[1\] has 5 examples, and its first batch 2; make all but the"):
+        all_of(user_data.split("train", Growing()))
+
+
 class Batches(tf.keras.utils.PyDataset):
     """Batches of two, padded to the longest of each."""
 
