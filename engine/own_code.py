@@ -87,7 +87,8 @@ def users_line(frames: Iterable[Iterable[Any]]) -> str | None:
 
 def users_line_in(text: str) -> str | None:
     """Finds the `users_line` of the stack that an error's text has."""
-    return users_line(_FRAME.findall(text))
+    frames = _FRAME.findall(text)  # XLA's have no slash at their beginning
+    return users_line((rooted if os.path.exists(rooted := f"/{x.lstrip('/')}") else x, *place) for x, *place in frames)
 
 
 def note_passed(*values: Any) -> None:

@@ -23,6 +23,7 @@ import tensorflow as tf
 from ...engine.data.feeds.feed import CallInput
 from ...engine.errors import CrankshaftError, LeaseError, LostPeerError, counted, reason
 from ...engine.machine.threads import PROCESS
+from ...engine.own_code import users_line_in
 from ...engine.strategies.options import ClusterAddresses
 from ..workers.peers import is_gone
 from ..workers.watchdog import FIRST_CALL_FACTOR
@@ -329,7 +330,8 @@ class Leases:
         if isinstance(opened.loop, UpdateLoop):
             step = lease.first + self._progress(lease, self.counters.counts.numpy())[0]
             worker_name = f"worker {self.counters.takers.numpy()[lease.slot]}"
-        error_text = f"{type(error).__name__}: {reason(error)}" if error else "the worker's own output may say why"
+        at = f", at {line}" if (line := users_line_in(str(error))) else ""
+        error_text = f"{type(error).__name__}: {reason(error)}{at}" if error else "the worker's own output may say why"
         return (
             f"{worker_name} failed {counted(opened.failures, 'time')} on {self._describe(opened.loop, lease, step)}: "
             f"{error_text}; correct the model or the data"

@@ -75,6 +75,11 @@ refused
             "InvalidArgumentError: Detected Infinity or NaN in output, in other words",
         ),
         (tf.errors.InvalidArgumentError(None, None, STACK), EXIT_USAGE, f"InvalidArgumentError: refused, at {PLACE}"),
+        (
+            tf.errors.InvalidArgumentError(None, None, f'refused\nFile "{__file__[1:]}", line 8, in loss'),  # XLA's
+            EXIT_USAGE,
+            f"InvalidArgumentError: refused, at {__file__}:8 in loss",
+        ),
         *(
             (kind(None, None, STACK), EXIT_FAILED, f"{kind.__name__}: refused, at {PLACE}")
             for kind in (tf.errors.UnknownError, tf.errors.FailedPreconditionError)  # the second, of a restarted peer
