@@ -95,7 +95,7 @@ def note_passed(*values: Any) -> None:
     """Notes as the user's the packages in site-packages whose classes and functions a caller passes."""
     for value in values:
         value = inspect.unwrap(value) if callable(value) else value
-        if isinstance(value, (int, float, str)):
+        if value is None or isinstance(value, (int, float, str)):
             continue  # quickly, of nested lists
         if isinstance(value, (list, tuple, dict)):
             note_passed(*itertools.islice(value.values() if isinstance(value, dict) else value, _MOST_ITEMS))
