@@ -36,7 +36,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
     Args:
       reduction: sums its gradients; None for a trainer that predicts on one device.
     """
-    options, reduction = context.options, current_mesh().reduction(reduction or Reduction())
+    options, default = context.options, current_mesh().reduction(reduction or Reduction())
     ours = (("run_context", (RunContext,)), ("reduction", (Reduction,)), ("inventory", (Inventory, type(None))))
     for name, kinds in ours:
         if not isinstance(value := getattr(trainer, name, None), kinds):
@@ -45,6 +45,13 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
                 "give yours another name"
             )
     trainer.run_context = context
+    reduction = trainer.build_reduction(default)
+    if not isinstance(reduction, type(default)):
+        raise UsageError(
+            f"{type(trainer).__name__}.build_reduction returns a {type(reduction).__name__}, and this run sums by "
+            f"{type(default).__name__}; return a subclass of type(reduction), or leave out sync_every_steps, a mesh's "
+            "model axis, shard_optimizer and parameter servers"
+        )
     trainer.reduction, trainer.inventory = reduction, None
     if options.precision == "float16":
         trainer.loss_scale = DynamicLossScale()  # an attribute, so that checkpoints have it
@@ -55,6 +62,8 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
         if not context.builds_passed:
             tf.keras.utils.set_random_seed(context.host_seed)
         trainer.build()
+    if trainer.reduction is not reduction:
+        raise UsageError(f"{type(trainer).__name__}.build sets self.reduction; return yours from build_reduction")
     trainer.inventory = inventory = Inventory(trainer, aggregated)
     inventory.captured.note(is_traced=False)
     inventory.built_flags = inventory.trainable_flags
@@ -85,6 +94,7 @@ def prepare(trainer: T, context: RunContext, reduction: Reduction | None = None)
                 f"ema_decay: several optimizers update {shared[0]}, and each would average it by itself; have one of "
                 "them update it, or leave ema_decay out"
             )
+    Reduction.build(reduction, updated, inventory.aggregated)  # whether or not its own `build` calls it
     reduction.build(updated, inventory.aggregated)
     return trainer
 

@@ -35,7 +35,7 @@ class Trainer(Traits, tf.Module):
 
     Attributes, which the engine sets before `build`:
       run_context: the run's options, the number of classes, and a batch of one example.
-      reduction: the sums across replicas.
+      reduction: the sums across replicas, of `build_reduction`.
 
     A class may set `predictions_memory_mb`: MiB of predictions kept in memory for `compute_metrics`; more are in
     temporary files.
@@ -60,6 +60,10 @@ class Trainer(Traits, tf.Module):
     def build_optimizer(self) -> optimizers.Optimizer:
         """Returns an engine optimizer, or a Keras one, which is adapted. Default: by `run_context.options`."""
         return optimizers.make_from_options(self.run_context.options)
+
+    def build_reduction(self, reduction: Reduction) -> Reduction:
+        """Returns what sums gradients across replicas: the run's `reduction`, or one of your own with its settings."""
+        return reduction
 
     def learning_rate_multiplier(self, variable: Any) -> float:
         """Returns the factor of a variable's learning rate and weight decay.

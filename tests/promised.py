@@ -38,6 +38,11 @@ OTHERS = (  # which guides use
     "crankshaft.models.classification.Classifier",
     "crankshaft.parts.sharding.Dense",
 )
+EXTENSION_POINTS = (  # which may change in a minor version
+    "crankshaft.engine.optimizers.FusedOptimizer",
+    "crankshaft.engine.reduction.Reduction",
+    "crankshaft.engine.strategies.base.Strategy",
+)
 
 
 def lines() -> list[str]:
@@ -50,7 +55,7 @@ def lines() -> list[str]:
         found += [name, *(f"{name}({argument})" for argument in inspect.signature(thing).parameters if called)]
     for command, flags in COMMANDS.items():
         found += [f"crankshaft {command} --{field.name}" for field in dataclasses.fields(flags)]
-    return sorted(found)
+    return sorted([*found, *(f"extension point {name}" for name in EXTENSION_POINTS)])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Optimizers, with learning rates, loss scales and averages of weights. Made on the host, applied on the replica."""
 
-from .base import Optimizer
+from .base import FusedOptimizer, Optimizer
 from .keras_adapter import KerasOptimizer
 from .rules import (
     NAMES,
@@ -26,6 +26,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "Ftrl",
+    "FusedOptimizer",
     "KerasOptimizer",
     "Momentum",
     "Optimizer",

@@ -24,7 +24,9 @@ from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.data.streamed import divide, unwatched
 from ...engine.errors import CrankshaftError, LostPeerError, UsageError
 from ...engine.internals.tensorflow import allow_compute_on_coordinator
+from ...engine.mesh.layout import Mesh
 from ...engine.metrics.sums import LoopSums, Sums, num_sums
+from ...engine.reduction import Reduction
 from ...engine.state import TrainState
 from ...engine.step.runner import StepRunner
 from ...engine.strategies.base import Interrupted, Prediction, Step, Strategy
@@ -55,6 +57,15 @@ _FIGURES = ("seconds", "input_seconds", "steps", "staleness")  # sums over a wor
 _SENT = "the coordinator reads it, and sends each worker the examples of its steps"
 
 
+class NoReduction(Reduction):
+    """Sums nothing: a worker pushes the gradients of a whole batch."""
+
+
+class _OneWorker(Mesh):
+    def reduction(self, reduction: Reduction) -> Reduction:
+        return NoReduction(reduction.reduce_dtype, reduction.bucket_bytes)
+
+
 class ParameterServer(Strategy):
     """`tf.distribute.ParameterServerStrategy`, on the coordinator.
 
@@ -70,6 +81,7 @@ class ParameterServer(Strategy):
     num_replicas = 1  # that must be synchronized
     updates_here = False
     no_jit_reason = "XLA compiles no variable of another host"
+    mesh = _OneWorker()
 
     def __init__(
         self,
