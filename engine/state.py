@@ -197,6 +197,15 @@ class TrainState:
             for path, owner in owners.items()
         }
 
+    def optimizer_settings(self) -> dict[str, dict[str, Any]]:
+        """Returns the class and the settings as built, without rates, of each optimizer that no flag has made."""
+        optimizers = self.trainer.inventory.optimizers.items()
+        return {
+            path: {**x.built_settings, "name": type(getattr(x, "keras_optimizer", x)).__name__}
+            for path, x in optimizers
+            if not x.from_options
+        }
+
     def final_averages(self) -> dict[str, str]:
         """Returns the keys of averages that replace weights as training ends (`use_ema`), by the keys of these."""
         optimizers = self.trainer.inventory.optimizers.values()

@@ -31,7 +31,8 @@ _FILE_OF_ANY = re.compile(r"(?P<stem>.+)\.(index|data-\d{5}-of-\d{5})")  # by Te
 _MANIFEST = re.compile(r"(?P<stem>ckpt-\d+)" + re.escape(SUFFIX))
 # Components of a manifest's fields that are objects if present.
 _OBJECTS = [("about", part) for part in ("data", "input", "origin", "cpu", "flags", "deciding", "keras", "updated")]
-_OBJECTS += [("about", "compile"), ("about", "final_averages"), ("host_state", "state"), ("host_state", "hooks")]
+_OBJECTS += [("about", part) for part in ("compile", "final_averages", "optimizers")]
+_OBJECTS += [("host_state", "state"), ("host_state", "hooks")]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_EXTRA_BYTES = 1 << 20
 Remove = Callable[[str], bool]  # as `remove` does

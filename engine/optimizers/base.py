@@ -174,7 +174,7 @@ class Optimizer(tf.Module):
             cause = "shard_optimizer" if parts[0].piece else "a mesh's model axis"
             raise UsageError(
                 f"{cause} has each replica update a shard of {parts[0].path} alone, and the rule of {self.name} may "
-                "need all of it; use one of the engine's, such as adamw, or leave that out"
+                "need all of it; set is_elementwise = True in a class of which that is not so, or leave that out"
             )
         if wide := [target.path for target in targets if target.variable.dtype == tf.float64]:
             raise UsageError(
@@ -418,14 +418,33 @@ class FusedOptimizer(Optimizer):
     (https://www.tensorflow.org/api_docs/python/tf/raw_ops): `var` and the slots are resource handles. Slots and
     variables are float32. XLA can't compile the sparse kernels of momentum, adagrad and ftrl.
 
-    A subclass whose rule does not apply to each value by itself sets `is_elementwise` to False; one that leaves a value
-    with a gradient of 0 as it is, `moves_all_rows`.
+    A class that defines `dense` says there what holds of it, or else none of it does, whatever its base says:
+    `is_elementwise = True` if a value's update needs that value, its slots and its gradient alone, so that a shard can be
+    updated; `takes_factors_as_rate = True` if a factor of all gradients may be applied to the rate instead;
+    `moves_all_rows = False` if a value whose gradient is 0 stays as it is. Without `sparse` it updates no table. All
+    plain arguments of its constructor that it keeps under their names are its `settings`: checkpoints have them, and a
+    run resumes with the same.
+
+    Args:
+      learning_rate, weight_decay, weight_decay_exclude, name, from_options: as `Optimizer`'s.
+
+    Example:
+      >>> class SignSGD(FusedOptimizer):
+      ...     is_elementwise = True
+      ...
+      ...     def dense(self, var, lr, grad, use_locking):
+      ...         tf.raw_ops.AssignSubVariableOp(resource=var, value=lr * tf.sign(grad))
     """
 
-    is_elementwise = True
     slots: Any = None  # {a target's key: {a slot's name: its variable}}, made by `build`
     dense: Callable[..., None]
     sparse: Callable[..., None]
+
+    def __init_subclass__(cls, **keywords: Any):
+        super().__init_subclass__(**keywords)
+        if "dense" in vars(cls):
+            for name in ("is_elementwise", "takes_factors_as_rate", "moves_all_rows"):
+                setattr(cls, name, vars(cls).get(name, getattr(Optimizer, name)))
 
     def initial_slots(self) -> dict[str, float]:
         """Returns {slot: its initial value}."""
@@ -457,6 +476,8 @@ class FusedOptimizer(Optimizer):
                     f"variable {target.path} is {variable.dtype.name}, and {self.name} updates "
                     "float32; keep variables in float32 and compute in 16 bits (mixed precision)"
                 )
+            if is_shard(variable) and not hasattr(self, "sparse"):
+                raise UsageError(f"{self.name} has no sparse, by which rows of table {target.path} are updated; write it")
             shape = target.piece.sharding.local_shape if target.piece else variable.shape
             with strategy.extended.colocate_vars_with(variable):
                 slots[target.key] = {
@@ -497,7 +518,7 @@ class FusedOptimizer(Optimizer):
     def _moves_rows_alone(self, target: Target) -> bool:
         """Returns whether a sparse gradient moves its own rows alone; warns of what may surprise."""
         if is_shard(target.variable) or not type(self).moves_all_rows:
-            return True
+            return hasattr(self, "sparse")
         if not self.moves_all_rows:
             logging.warning_once(_BEGUN_BY_ROWS, self.name, target.path)
         elif target.variable.shape.num_elements() > _LARGE:

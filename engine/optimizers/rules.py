@@ -49,7 +49,7 @@ ARGUMENTS: dict[str, Interval | Expression] = {
 class SGD(FusedOptimizer):
     """Plain gradient descent: variable -= learning_rate * gradient."""
 
-    takes_factors_as_rate = True
+    is_elementwise = takes_factors_as_rate = True
     moves_all_rows = False
 
     def __init__(self, learning_rate: Rate = 0.01, **arguments: Any):
@@ -69,7 +69,7 @@ class Momentum(FusedOptimizer):
     Sutskever et al., http://proceedings.mlr.press/v28/sutskever13.html.
     """
 
-    takes_factors_as_rate = True
+    is_elementwise = takes_factors_as_rate = True
 
     def __init__(self, learning_rate: Rate = 0.01, momentum: float = 0.9, nesterov: bool = False, **arguments: Any):
         super().__init__(learning_rate, **arguments)
@@ -100,6 +100,8 @@ class Adam(FusedOptimizer):
     Of the engine's tables it is *lazy*: only rows in use are updated, and the moments of the others do not decay. The
     bias correction counts all updates, not the row's own.
     """
+
+    is_elementwise = True
 
     def __init__(
         self,
@@ -161,7 +163,7 @@ class Adagrad(FusedOptimizer):
     at initial_accumulator_value + epsilon. Sparse updates equal dense ones.
     """
 
-    moves_all_rows = False
+    is_elementwise, moves_all_rows = True, False
     dense = staticmethod(tf.raw_ops.ResourceApplyAdagrad)
     sparse = staticmethod(tf.raw_ops.ResourceSparseApplyAdagrad)
 
@@ -186,6 +188,8 @@ class RMSprop(FusedOptimizer):
     The averages and the momentum of a table's rows that are not in use do not decay. The sparse kernels exist only for
     CPUs, so these updates are gathered and scattered.
     """
+
+    is_elementwise = True
 
     def __init__(
         self,
@@ -248,7 +252,7 @@ class Ftrl(FusedOptimizer):
     must not reach zero.
     """
 
-    moves_all_rows = False
+    is_elementwise, moves_all_rows = True, False
     dense = staticmethod(tf.raw_ops.ResourceApplyFtrlV2)
     sparse = staticmethod(tf.raw_ops.ResourceSparseApplyFtrlV2)
 

@@ -160,6 +160,8 @@ def build_checkpoints(
         about["input"] = parts
     if compile_values := state.trainer.compile_values:
         about["compile"] = compile_values
+    elif settings := state.optimizer_settings():
+        about["optimizers"] = settings
     if run_inputs.updates_before:
         about["updates_before"] = run_inputs.updates_before
     if run_inputs.order and run_inputs.order.origin.step:

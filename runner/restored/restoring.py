@@ -34,7 +34,7 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     checkpoints = best if os.path.dirname(manifest.path) == best.directory else run.checkpoints_for("latest")
     # Restoring brings the learning rates back; one that `compile` has changed since then is set again afterwards.
     rates = {}
-    if any(" learning_rate: " in line for line in _compile_changes(run, manifest)):  # else as callbacks set them
+    if any(" learning_rate: " in line for line in _changes(run, manifest, "compile")):  # else as callbacks set them
         for optimizer in run.trainer.inventory.optimizers.values():
             if optimizer.as_keras and not callable(rate := keras_optimizers.schedule_or_rate(optimizer.as_keras)):
                 rates[optimizer] = rate
@@ -44,9 +44,9 @@ def restore_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
     return manifest
 
 
-def _compile_changes(run: BaseRun, manifest: Manifest) -> list[str]:
-    """Lists what a model's `compile` now decides otherwise than as the run began."""
-    then, now = (about.get("compile", {}) for about in (manifest.about, run.checkpoints_for("latest").about))
+def _changes(run: BaseRun, manifest: Manifest, part: str) -> list[str]:
+    """Lists what a model's `compile`, or a program's `optimizers`, now decide otherwise than as the run began."""
+    then, now = (about.get(part, {}) for about in (manifest.about, run.checkpoints_for("latest").about))
     return differences(then, now) if then and now else []
 
 
@@ -76,12 +76,13 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         return None
     _check_rules(run, manifest)
     check_same_run(run, manifest)
-    changed = _compile_changes(run, manifest)
-    if changed and not run.config.allow_changed_config:
-        raise UsageError(
-            f"{manifest.path} is a run of a model that was compiled otherwise ({'; '.join(changed)}); use another "
-            "run_dir, compile it as then, or use allow_changed_config, which takes the new values"
-        )
+    for part, kind in (("compile", "a model that was compiled otherwise"), ("optimizers", "another optimizer")):
+        changed = _changes(run, manifest, part)
+        if changed and not run.config.allow_changed_config:
+            raise UsageError(
+                f"{manifest.path} is a run of {kind} ({'; '.join(changed)}); use another run_dir, the former values, or "
+                "allow_changed_config, which takes the new ones"
+            )
     check_position(run, manifest)
     is_complete = to_end and run.train_steps is not None and manifest.step >= run.train_steps
     fingerprints.check_resumed(run.config, manifest, about, is_complete)
