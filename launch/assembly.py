@@ -114,7 +114,7 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
 
             stack.enter_context(metrics.serving_run(config, lambda: outcome_writer.run))
         # The inputs that come with Crankshaft do without TensorFlow: a broken file is found before it starts.
-        is_builtin = config.input and not user_files.is_path(config.input)
+        is_builtin = config.input and not user_files.is_own(config.input)
         loaded = loading.load(config) if is_builtin and config.mode not in WITHOUT_DATA else None
 
         with PROCESS:

@@ -419,8 +419,8 @@ class FusedOptimizer(Optimizer):
     variables are float32. XLA can't compile the sparse kernels of momentum, adagrad and ftrl.
 
     A class that defines `dense` says there what holds of it, or else none of it does, whatever its base says:
-    `is_elementwise = True` if a value's update needs that value, its slots and its gradient alone, so that a shard can be
-    updated; `takes_factors_as_rate = True` if a factor of all gradients may be applied to the rate instead;
+    `is_elementwise = True` if a value's update needs that value, its slots and its gradient alone, so that a replica
+    may update a shard; `takes_factors_as_rate = True` if a factor of all gradients may be applied to the rate instead;
     `moves_all_rows = False` if a value whose gradient is 0 stays as it is. Without `sparse` it updates no table. All
     plain arguments of its constructor that it keeps under their names are its `settings`: checkpoints have them, and a
     run resumes with the same.
@@ -477,7 +477,9 @@ class FusedOptimizer(Optimizer):
                     "float32; keep variables in float32 and compute in 16 bits (mixed precision)"
                 )
             if is_shard(variable) and not hasattr(self, "sparse"):
-                raise UsageError(f"{self.name} has no sparse, by which rows of table {target.path} are updated; write it")
+                raise UsageError(
+                    f"{self.name} has no sparse, by which rows of table {target.path} are updated; write it"
+                )
             shape = target.piece.sharding.local_shape if target.piece else variable.shape
             with strategy.extended.colocate_vars_with(variable):
                 slots[target.key] = {

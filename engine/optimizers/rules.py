@@ -6,6 +6,7 @@ end run on the host: they make the optimizer that a run's options describe, and 
 
 from __future__ import annotations
 
+import pkgutil
 from typing import Any
 
 import numpy as np
@@ -292,26 +293,26 @@ def build(name: str, learning_rate: Rate, **arguments: Any) -> Optimizer:
     """Makes the optimizer called `name`, not yet built.
 
     Args:
-      name: one of NAMES, or any class in tf.keras.optimizers; case does not matter.
+      name: one of NAMES, or any class in tf.keras.optimizers, whose case does not matter; or package.module:Name.
       learning_rate: a number or a schedule.
       **arguments: hyperparameters, with Keras's names, and `Optimizer`'s.
 
     Raises:
       ValueError: an unknown name or argument, with the nearest known one.
     """
-    classes = named()
-    lower = name.lower()
+    classes = {name: pkgutil.resolve_name(name)} if ":" in name else named()
+    lower = name if ":" in name else name.lower()
     if lower not in classes:
         raise unknown("optimizer", name, classes)
     rule = classes[lower]
     common = parameters(Optimizer).keys()
     names = parameters(rule).keys() | common
-    check_arguments(f"optimizer {lower}", arguments, names - {"learning_rate"}, ARGUMENTS)
-    if lower in _RULES:
+    check_arguments(f"optimizer {lower}", arguments, names - {"learning_rate"}, {} if ":" in name else ARGUMENTS)
+    if issubclass(rule, Optimizer):
         return rule(learning_rate, **arguments)
     ours = {key: value for key, value in arguments.items() if key in common}
     theirs = {key: value for key, value in arguments.items() if key not in common}
-    ours.setdefault("name", lower)
+    ours.setdefault("name", lower.rpartition(":")[-1].lower())
     return KerasOptimizer(lambda: rule(**theirs), learning_rate, **ours)
 
 

@@ -30,13 +30,13 @@ GATHERED_BYTES = 64 << 20
 class Reduction(tf.Module):
     """Sums gradients over the replicas of the current `tf.distribute` strategy.
 
-    A subclass reduces in another way, see `Trainer.build_reduction`. It overrides `sum`, and calls that of its base with
-    what replicas are to add up; that also aggregates moving statistics, and sums rows of tables. It makes state that it
-    keeps between steps in `build`: variables in its attributes, at any depth, which are in the trainer's checkpoints.
-    Those with `synchronization=ON_READ` and `aggregation=MEAN` have a value for each replica: they are resumed to the
-    bit, on another number of replicas by their mean, and are restored after a skipped step. It overrides `alone` if each
-    replica is updated by its own gradients; and, if replicas differ for some steps, `sync_every_steps`, `begin_period`
-    and `sync`. With `sync_every_steps`, a mesh or servers it must subclass the run's own.
+    A subclass reduces in another way (`Trainer.build_reduction`). It overrides `sum`, and calls that of its base with
+    what replicas are to add up, which also aggregates moving statistics. It makes state that it keeps between steps in
+    `build`: variables in its attributes, at any depth, which are in the trainer's checkpoints. Those with
+    `synchronization=ON_READ` and `aggregation=MEAN` have a value for each replica: they are resumed to the bit, on
+    another number of replicas by their mean. It overrides `alone` if each replica is updated by its own gradients; and,
+    if replicas differ for some steps, `sync_every_steps`, `begin_period` and `sync`. With `sync_every_steps`, a mesh or
+    servers it must subclass the run's own.
 
     With float32 on the wire a bucket is summed by `Axis.all_reduce`. With a 16-bit dtype it is all-gathered
     and summed in float32 by every replica, in the order of the replicas: values are rounded only before sending, and
@@ -47,6 +47,11 @@ class Reduction(tf.Module):
     Args:
       reduce_dtype: the dtype in which gradients are sent: "float32", "bfloat16" or "float16".
       bucket_bytes: a bucket is complete when it has this many bytes; 0 makes one bucket.
+
+    Example:
+      >>> class Doubled(Reduction):
+      ...     def sum(self, gradients, count, averages=None, variables=()):
+      ...         return super().sum([gradient * 2 for gradient in gradients], count, averages, variables)
     """
 
     # A run may begin or cease to keep such state: a checkpoint with or without it is of the same model.

@@ -19,9 +19,9 @@ from ...engine.data.run_data import Data
 from ...engine.machine.files import read_json
 from ...engine.metrics.monitored import Monitored
 from ...input import data_json
-from ..failures import UsageError, nearest
+from ..failures import UsageError
 from ..host.remote import RemoteFolder
-from . import parsing, registry, saved_config
+from . import parsing, registry, saved_config, user_files
 from .flags import ARGUMENTS, DECIDING, FLAG_INFO, GROUPS, Flags, flags_with
 from .rules import parse_freeze
 from .values import differences, plain, shown
@@ -101,6 +101,11 @@ class Config(Flags):
     def trains(self) -> bool:
         """Whether the mode changes the run."""
         return self.mode in ("train", "train_and_eval")
+
+    @property
+    def leaves_optimizer_out(self) -> bool:
+        """Whether the mode applies no optimizer, and this one is code of the user's own, which it does not import."""
+        return self.mode in READING and user_files.is_own(self.optimizer)
 
     @property
     def configured_run_dir(self) -> str | None:
@@ -298,10 +303,9 @@ class Config(Flags):
             return registry.schedules()[self.learning_rate_schedule]
         if flag != "optimizer_arg":
             return registry.ENTRIES[flag]
-        optimizers = registry.optimizers()
-        if self.optimizer not in optimizers:
-            raise UsageError(f"optimizer={self.optimizer} is unknown; {nearest(self.optimizer, optimizers)}")
-        return optimizers[self.optimizer]
+        if self.leaves_optimizer_out:
+            return registry.Entry(self.optimizer, "", self.optimizer_arg)
+        return registry.optimizer(self.optimizer)
 
     def deciding(self) -> dict[str, Any]:
         """Returns the values that decide a run's numbers, arguments with their defaults filled in. Plain JSON."""

@@ -12,7 +12,7 @@ from ...engine import logging
 from ..failures import UsageError, print_line
 from ..host.remote import RemoteFolder
 from . import config as configs
-from . import following, parsing, paths, registry, saved_config
+from . import following, parsing, paths, registry, saved_config, user_files
 from .flags import USES, Flags
 
 
@@ -78,7 +78,8 @@ def configure(
         effective["mode"] = "train"
     _check_uses(given, effective)
     _check_names(effective, trainer_class, has_data)
-    effective["optimizer"] = effective["optimizer"].lower()
+    name = effective["optimizer"]
+    effective["optimizer"] = user_files.whole_name("optimizer", name if user_files.is_own(name) else name.lower())
     has_length = effective["train_steps"] is not None or effective["train_epochs"] is not None
     if effective["train_steps"] is not None and effective["train_epochs"] is not None:
         raise UsageError("train_steps and train_epochs are both given; use one of them")

@@ -136,7 +136,10 @@ class Flags:
 
     # Model
     model: str | None = _model_flag(
-        Module(), None, "Bundled model, or a .py file that defines a class Model.", decides=True
+        Module(),
+        None,
+        "Bundled model, or a .py file or package.module[:Name] that defines a class Model.",
+        decides=True,
     )
     model_arg: Mapping[str, Any] = _model_flag(
         ARGUMENT, {}, "Argument of the model, e.g. hidden_units=2048,2048. Repeatable.", decides=True
@@ -151,7 +154,10 @@ class Flags:
 
     # Input
     input: str | None = _input_flag(
-        Module(), None, "Bundled input, or a .py file that defines a function load.", decides=True
+        Module(),
+        None,
+        "Bundled input, or a .py file or package.module[:name] that defines a function load.",
+        decides=True,
     )
     input_arg: Mapping[str, Any] = _input_flag(
         ARGUMENT, {}, "Argument of the input, e.g. examples=10000. Repeatable.", decides=True
@@ -316,7 +322,8 @@ class Flags:
     optimizer: str = _update_flag(
         Text("a name"),
         "adam",
-        "The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.",
+        "The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, a class of tf.keras.optimizers, or "
+        "package.module[:Name] with a class Optimizer.",
         decides=True,
     )
     optimizer_arg: Mapping[str, Any] = _update_flag(

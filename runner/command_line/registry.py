@@ -85,12 +85,12 @@ def check_name(kind: str, name: str | None) -> None:
         raise UsageError(f"{kind} is missing; use one of {', '.join(names)}")
     if user_files.is_path(name):
         user_files.compile_file(kind, name)
-    elif name not in names:
+    elif user_files.whole_name(kind, name) not in names and not user_files.is_own(name):
         raise UsageError(f"{kind}={name} is unknown; {nearest(name, names)}")
 
 
 def find(kind: str, name: str | None, to_trainer: Callable[[ModuleType], type | None] | None = None) -> Entry:
-    """Imports the model or input of that name, or the file at that path.
+    """Imports the model or input of that name, or the file at that path, or the module of a package.
 
     Args:
       to_trainer: makes a Trainer of the compiled Keras model that a file may have; see `launch.program`.
@@ -99,20 +99,23 @@ def find(kind: str, name: str | None, to_trainer: Callable[[ModuleType], type | 
       UsageError: it does not exist, or has no `Model` or `load`; exceptions of its module pass through.
     """
     check_name(kind, name)
-    path: str | None = None
+    name, path, wanted = str(name), name if user_files.is_own(name) else None, user_files.NEEDED[kind].split()[-1]
     if user_files.is_path(name):
-        path, module = name, user_files.run_file(kind, name)
+        module = user_files.run_file(kind, name)
+    elif path:
+        name = user_files.whole_name(kind, path)
+        module, wanted = user_files.import_module(kind, name)
     else:
         module = importlib.import_module(f"{_PACKAGES[kind]}.{name}")
-    entry = _model(module, path, to_trainer) if kind == "model" else _input(module, path)
+    found = getattr(module, wanted, None)
+    entry = _model(module, found, path, to_trainer) if kind == "model" else _input(module, found, path)
     name = str(user_files.portable_name(name))
     return dataclasses.replace(entry, name=name, summary=_summary(module), path=path)
 
 
-def _model(module, path: str | None, to_trainer: Callable[[ModuleType], type | None] | None) -> Entry:
+def _model(module, model, path: str | None, to_trainer: Callable[[ModuleType], type | None] | None) -> Entry:
     from ...engine.trainer import Trainer
 
-    model = getattr(module, "Model", None)
     if model is None and to_trainer:
         model = to_trainer(module)
     if model is None:
@@ -122,8 +125,7 @@ def _model(module, path: str | None, to_trainer: Callable[[ModuleType], type | N
     return dataclasses.replace(class_entry(model), intervals={} if path else _MODEL_INTERVALS)
 
 
-def _input(module, path: str | None) -> Entry:
-    load = getattr(module, "load", None)
+def _input(module, load, path: str | None) -> Entry:
     if not callable(load):
         raise user_files.missing_error("input", path)
     parameters = [*parameters_of(load).values()]
@@ -141,19 +143,26 @@ def class_entry(trainer_class: type) -> Entry:
     return Entry(trainer_class.__name__, _summary(trainer_class), *arguments, make=trainer_class)
 
 
-def optimizers() -> Mapping[str, Entry]:
-    """Finds the engine's optimizers and Keras's, by lower-case name."""
+def optimizer(name: str) -> Entry:
+    """Finds the optimizer of a name, the engine's, Keras's or a package's. Raises `UsageError`."""
+    import tensorflow as tf
+
     from ...engine import optimizers as engine
     from ...engine.optimizers.rules import ARGUMENTS
 
-    entries = {}
-    for name, rule in engine.named().items():
-        elsewhere = _ARGUMENTS_OF_FLAGS | CLIPS.keys()
-        parameters = [parameter for parameter in parameters_of(rule).values() if parameter.name not in elsewhere]
-        common = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
-        defaults = {**_arguments(parameters)[0], **common}
-        entries[name] = Entry(name, _summary(rule), defaults, intervals=ARGUMENTS)
-    return entries
+    rules = engine.named()
+    if user_files.is_own(name):
+        module, wanted = user_files.import_module("optimizer", name)
+        rules = {name: getattr(module, wanted, type(None))}
+        if not (isinstance(rules[name], type) and issubclass(rules[name], engine.Optimizer | tf.keras.Optimizer)):
+            raise user_files.missing_error("optimizer", name, f"no class {wanted} that is an optimizer")
+    if name not in rules:
+        raise UsageError(f"optimizer={name} is unknown; {nearest(name, rules)}")
+    elsewhere = _ARGUMENTS_OF_FLAGS | CLIPS.keys()
+    parameters = [parameter for parameter in parameters_of(rules[name]).values() if parameter.name not in elsewhere]
+    common = {**dict.fromkeys(CLIPS, 0.0), "weight_decay_exclude": WEIGHT_DECAY_EXCLUDE, "ema_warmup": True}
+    defaults = {**_arguments(parameters)[0], **common}
+    return Entry(name, _summary(rules[name]), defaults, intervals={} if user_files.is_own(name) else ARGUMENTS)
 
 
 def schedules() -> Mapping[str, Entry]:

@@ -99,7 +99,8 @@ def values_from_run(
             given_names |= set(dependents)  # the run's belong to another model, input, ...
     given_names |= replaced_by(given_names)
     path = RunDir(effective["run_dir"]).config
-    from_run = without_places(path, typed_values(path, saved, effective.keys() - given_names))
+    # A mode that reads a run applies no optimizer, and imports none.
+    from_run = without_places(path, typed_values(path, saved, effective.keys() - given_names), {"optimizer"})
     if not isinstance(script_flags := saved["deciding"].get("script_flags", {}), dict):
         raise UsageError(f"{path} has script_flags={shown(script_flags)}, which is not an object; {FIX}")
     if from_run.get("restore_best", effective["restore_best"]) and "eval_checkpoint" not in given:

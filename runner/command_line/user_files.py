@@ -1,9 +1,11 @@
-"""A model or an input in a file of the user's own, which --model or --input gives the path of."""
+"""Code of the user's own that flags name: a file by its path, or a module of an installed package."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
@@ -16,11 +18,15 @@ from . import paths, rules
 
 # What `main` does instead of running, with (values of train's flags, trainer class, data); it returns the exit code.
 instead: ContextVar[Callable[[dict[str, Any], Any, Any], int] | None] = ContextVar("instead", default=None)
-NEEDED = {"model": "class Model", "input": "function load"}  # of such a file
+# What such a file or module has; these are all flags that may name code.
+NEEDED = {"model": "class Model", "input": "function load", "optimizer": "class Optimizer"}
+_FIX = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
 _FIXES = {
     "model": "write class Model(crankshaft.Trainer), or def model() that returns a compiled Keras model",
     "input": "write def load(data_dir, seed), which returns (train, eval)",
+    "optimizer": "write a subclass of crankshaft.engine.optimizers.Optimizer, or of Keras's",
 }
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class Module(rules.Text):
@@ -40,6 +46,32 @@ def is_path(name: str | None) -> TypeGuard[str]:
     return isinstance(name, str) and (name.endswith(".py") or os.sep in name)  # a damaged configuration has anything
 
 
+def is_own(name: str | None) -> TypeGuard[str]:
+    """Returns whether a flag gives code that does not come with Crankshaft: a file, or package.module[:Name]."""
+    return is_path(name) or (isinstance(name, str) and ("." in name or ":" in name))
+
+
+def whole_name(kind: str, name: str) -> str:
+    """Returns package.module:Name, with the default of Name; other names unchanged. Raises `UsageError`."""
+    if is_path(name) or not is_own(name):
+        return name
+    whole = name if ":" in name else f"{name}:{NEEDED[kind].split()[-1]}"
+    if not _MODULE.fullmatch(whole):
+        raise UsageError(f"{kind}={name} is neither package.module nor package.module:Name; write one of them")
+    return whole
+
+
+def import_module(kind: str, name: str) -> tuple[ModuleType, str]:
+    """Imports a module of an installed package; returns it, and the name of what it has. Raises `UsageError`."""
+    path, _, attribute = whole_name(kind, name).partition(":")
+    try:
+        return importlib.import_module(path), attribute
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):  # one that it imports is missing
+            raise
+        raise UsageError(f"{kind}={name}: there is no module {error.name}; install its package, or {_FIX}") from None
+
+
 def refuse_unnamed_code(
     source: str, values: Mapping[str, Any], given_names: Collection[str] = (), fix: str = ""
 ) -> None:
@@ -47,10 +79,10 @@ def refuse_unnamed_code(
 
     Args:
       values: values of flags by name, as read from the file, each in its flag's type.
-      fix: how to name the model or input without flags, for messages.
+      fix: how to name them without flags, for messages.
     """
     for kind in NEEDED:
-        if kind not in given_names and is_path(path := values.get(kind)):
+        if kind not in given_names and is_own(path := values.get(kind)):
             raise UsageError(
                 f"{source} names {path}, which does not run on that file's word alone; give {fix or f'{kind}={path}'}"
             )
@@ -68,8 +100,7 @@ def compile_file(kind: str, path: str) -> CodeType:
       kind: the flag, model or input.
       path: path of the file, from the root.
     """
-    fix = "give the path of a Python file, or a name without .py and without folders for what comes with Crankshaft"
-    source = paths.read(kind, path, fix)
+    source = paths.read(kind, path, _FIX)
     try:
         return compile(source, path, "exec")
     except SyntaxError as error:

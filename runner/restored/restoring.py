@@ -80,8 +80,8 @@ def _find_to_train(run: BaseRun, to_end: bool) -> Manifest | None:
         changed = _changes(run, manifest, part)
         if changed and not run.config.allow_changed_config:
             raise UsageError(
-                f"{manifest.path} is a run of {kind} ({'; '.join(changed)}); use another run_dir, the former values, or "
-                "allow_changed_config, which takes the new ones"
+                f"{manifest.path} is a run of {kind} ({'; '.join(changed)}); use another run_dir, the former "
+                "values, or allow_changed_config, which takes the new ones"
             )
     check_position(run, manifest)
     is_complete = to_end and run.train_steps is not None and manifest.step >= run.train_steps
@@ -221,7 +221,7 @@ def restore_unless_removed(run: BaseRun, checkpoints: Checkpoints, manifest: Man
         fingerprints.check_evaluated(run.config, manifest, checkpoints.about)
     restored_manifest = failure = None
     try:
-        again = run.config.allow_changed_config
+        again = run.config.allow_changed_config or run.config.leaves_optimizer_out
         restored_manifest = saving.restore(checkpoints, run.state, manifest=manifest, allow_changed=again)
     except (CheckpointError, tf.errors.OpError) as error:
         failure = error

@@ -169,6 +169,7 @@ def _step_options(
         "freeze": config.frozen_steps(order.steps_per_epoch, order.shift) if order else (),
         "ema_warmup": ema_warmup,
         "reduce_lr": bool(config.reduce_lr),
+        **({"optimizer": "sgd", "optimizer_arg": {}} if config.leaves_optimizer_out else {}),
         "parallel_micro_batches": parallel_micro_batches,
     }
     return StepOptions(**{**flags, **clips, **changed})

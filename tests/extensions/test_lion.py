@@ -87,7 +87,7 @@ def test_a_table_needs_an_update_of_rows():
         def forward(self, features, training):
             return self.model(self.table(features))
 
-    with pytest.raises(crankshaft.UsageError, match="lion has no sparse, by which rows of table .* are updated"):
+    with pytest.raises(crankshaft.UsageError, match=r"lion has no sparse, which updates rows of table .*; write it"):
         crankshaft.run(Table, data=((np.arange(8), Y[:8]), None), global_batch_size=8, train_steps=1)
 
 

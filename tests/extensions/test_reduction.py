@@ -120,7 +120,7 @@ def test_two_workers_compress_as_two_replicas_and_resume(crank, tmp_path):
 
 @pytest.mark.parametrize("setting", ["sync_every_steps", "shard_optimizer"])
 def test_one_that_would_lose_what_the_runs_own_does_is_refused(setting):
-    with pytest.raises(crankshaft.UsageError, match="build_reduction returns a TopK, and this run sums by .*subclass"):
+    with pytest.raises(crankshaft.UsageError, match=r"build_reduction returns a TopK, and this run sums by .*subclass"):
         crankshaft.run(Compressed, data=((X, Y), None), global_batch_size=8, **TWO, **SETTINGS[setting])
 
 
@@ -130,7 +130,9 @@ def test_a_reduction_set_in_build_is_refused():
             super().build()
             self.reduction = TopK(self.reduction, K)
 
-    with pytest.raises(crankshaft.UsageError, match="Replaced.build sets self.reduction; return yours from build_redu"):
+    with pytest.raises(
+        crankshaft.UsageError, match=r"Replaced.build sets self.reduction; return yours from build_redu"
+    ):
         crankshaft.run(Replaced, data=((X, Y), None), global_batch_size=8, train_steps=1)
 
 

@@ -162,8 +162,11 @@ def _takes(field, value: str) -> bool:
 
 ARGUMENTS = [
     (kind, entry, name)
-    for kind, entries in (("optimizer", registry.optimizers()), ("learning_rate_schedule", registry.schedules()))
-    for entry in entries.values()
+    for kind, entries in (
+        ("optimizer", map(registry.optimizer, optimizers.named())),
+        ("learning_rate_schedule", registry.schedules().values()),
+    )
+    for entry in entries
     for name, default in entry.defaults.items()
     if not isinstance(default, bool) and name not in ("exclude_layers", "weight_decay_exclude")  # which are of names
 ]
