@@ -157,10 +157,10 @@ def run(
       tensorboard_dir: Folder of TensorBoard's files, by default run_dir/tensorboard.
       export_dir: Also export the model as training ends: a SavedModel to a folder of its step in this one, or
         FILE.keras.
-      model: Bundled model, or a .py file that defines a class Model.
+      model: Bundled model, or a .py file or package.module[:Name] that defines a class Model.
       model_arg: Argument of the model, e.g. hidden_units=2048,2048. Repeatable.
       init_from: Run, checkpoint or Keras file from which to load the weights.
-      input: Bundled input, or a .py file that defines a function load.
+      input: Bundled input, or a .py file or package.module[:name] that defines a function load.
       input_arg: Argument of the input, e.g. examples=10000. Repeatable.
       data_dir: Files of the input: a folder, a glob, or several separated by commas.
       eval_data_dir: Files of the evaluation data, for inputs that read it separately.
@@ -197,7 +197,8 @@ def run(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, a class of tf.keras.optimizers, or
+        package.module[:Name] with a class Optimizer.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.
@@ -388,10 +389,10 @@ def open_run(
       tensorboard_dir: Folder of TensorBoard's files, by default run_dir/tensorboard.
       export_dir: Also export the model as training ends: a SavedModel to a folder of its step in this one, or
         FILE.keras.
-      model: Bundled model, or a .py file that defines a class Model.
+      model: Bundled model, or a .py file or package.module[:Name] that defines a class Model.
       model_arg: Argument of the model, e.g. hidden_units=2048,2048. Repeatable.
       init_from: Run, checkpoint or Keras file from which to load the weights.
-      input: Bundled input, or a .py file that defines a function load.
+      input: Bundled input, or a .py file or package.module[:name] that defines a function load.
       input_arg: Argument of the input, e.g. examples=10000. Repeatable.
       data_dir: Files of the input: a folder, a glob, or several separated by commas.
       eval_data_dir: Files of the evaluation data, for inputs that read it separately.
@@ -428,7 +429,8 @@ def open_run(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, a class of tf.keras.optimizers, or
+        package.module[:Name] with a class Optimizer.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.
@@ -673,7 +675,8 @@ def fit(
       outer_arg: Argument of the outer update at a synchronization: learning_rate (1 averages), momentum.
       max_staleness_steps: Bound on staleness: workers run in rounds of at most this plus one steps.
       variable_placement: Place variables whose path matches on that server, e.g. embedding=ps:0. Repeatable.
-      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, or a class of tf.keras.optimizers.
+      optimizer: The update rule: sgd, momentum, adam, adamw, adagrad, rmsprop, ftrl, a class of tf.keras.optimizers, or
+        package.module[:Name] with a class Optimizer.
       optimizer_arg: Argument of the optimizer, e.g. beta_1=0.8; of each also clipnorm and clipvalue (clip each
         variable's gradient by its norm, by value) and weight_decay_exclude (regular expression of paths).
       learning_rate: Learning rate, or where its schedule begins.

@@ -426,7 +426,11 @@ class FusedOptimizer(Optimizer):
     run resumes with the same.
 
     Args:
-      learning_rate, weight_decay, weight_decay_exclude, name, from_options: as `Optimizer`'s.
+      learning_rate: a number, or a function of the int64 count of updates, such as a Keras schedule.
+      weight_decay: decoupled decay, see `Optimizer`.
+      weight_decay_exclude: regular expression; variables whose path it matches do not decay.
+      name: the class's name by default.
+      from_options: the engine's own.
 
     Example:
       >>> class SignSGD(FusedOptimizer):

@@ -155,6 +155,12 @@ class Strategy(Processes, abc.ABC):
       sync_period_steps: replicas are synchronized at multiples of this; 1 if they always are.
       state: training state that the programs use, once bound.
       evaluations: the programs of its evaluation data: of one set by "", of several by name.
+
+    Example:
+      >>> from crankshaft.engine.strategies.replicated import Replicated  # a Strategy with feed, program and run
+      >>> class OnCpu(Replicated):
+      ...     def __init__(self, options):
+      ...         super().__init__("on_cpu", tf.distribute.OneDeviceStrategy("CPU:0"), options)
     """
 
     name: str

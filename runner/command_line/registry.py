@@ -104,7 +104,7 @@ def find(kind: str, name: str | None, to_trainer: Callable[[ModuleType], type | 
         module = user_files.run_file(kind, name)
     elif path:
         name = user_files.whole_name(kind, path)
-        module, wanted = user_files.import_module(kind, name)
+        module, wanted = user_files.load_module(kind, name)
     else:
         module = importlib.import_module(f"{_PACKAGES[kind]}.{name}")
     found = getattr(module, wanted, None)
@@ -152,7 +152,7 @@ def optimizer(name: str) -> Entry:
 
     rules = engine.named()
     if user_files.is_own(name):
-        module, wanted = user_files.import_module("optimizer", name)
+        module, wanted = user_files.load_module("optimizer", name)
         rules = {name: getattr(module, wanted, type(None))}
         if not (isinstance(rules[name], type) and issubclass(rules[name], engine.Optimizer | tf.keras.Optimizer)):
             raise user_files.missing_error("optimizer", name, f"no class {wanted} that is an optimizer")

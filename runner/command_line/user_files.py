@@ -61,7 +61,7 @@ def whole_name(kind: str, name: str) -> str:
     return whole
 
 
-def import_module(kind: str, name: str) -> tuple[ModuleType, str]:
+def load_module(kind: str, name: str) -> tuple[ModuleType, str]:
     """Imports a module of an installed package; returns it, and the name of what it has. Raises `UsageError`."""
     path, _, attribute = whole_name(kind, name).partition(":")
     try:
