@@ -184,6 +184,9 @@ class Loop:
         """Calls a hook, and returns the seconds that it has taken."""
         began = self._clock()
         call(self.status)
+        if self.status.figures:
+            self.meter.note(self.status.figures)
+            self.status.figures.clear()
         seconds = self._clock() - began
         self._hook_seconds[hook.spent_on] += seconds
         return seconds

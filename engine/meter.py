@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from .errors import UsageError
 from .metrics.sums import LazyMerge, LoopSums, Sums
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Totals:
     def __init__(self, sums: Mapping[str, Sequence] | None = None):
         self._counts: dict[str, float] = {}
         self._sums, self._figures = Sums(sums), _WorkerFigures()
+        self.figures: dict[str, float] = {}  # that hooks have set, the newest of each name
 
     def add(self, segment: Segment) -> None:
         """Adds a call, without waiting for it."""
@@ -75,6 +77,7 @@ class Totals:
         self._count(later._counts)
         self._sums.extend(later._sums)
         self._figures.extend(later._figures)
+        self.figures |= later.figures
 
     def _count(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
@@ -125,8 +128,8 @@ class Totals:
         return figures
 
     def means(self) -> dict[str, float]:
-        """Returns the metrics' means by name. Waits for the calls."""
-        return self._sums.means()
+        """Returns the metrics' means, and hooks' figures, by name. Waits for the calls."""
+        return {**self._sums.means(), **self.figures}
 
     def steady_means(self) -> dict[str, float]:
         """Returns `means` without the gradients' norm, which is measured only at steps at which a hook is due."""
@@ -144,8 +147,8 @@ class Totals:
         return self._figures.by_worker()
 
     def host_state(self) -> dict[str, list]:
-        """Returns the metrics' sums as plain JSON. Waits for the calls."""
-        return self._sums.host_state()
+        """Returns the metrics' sums, and figures as such, as plain JSON. Waits for the calls."""
+        return {**self._sums.host_state(), **{name: ["mean", value, 1.0] for name, value in self.figures.items()}}
 
 
 def merged(some: Iterable[Totals]) -> Totals:
@@ -199,6 +202,7 @@ class Meter:
         self._windows: list[Window] = []
         self._named: dict[str, Window] = {}
         self._calls = 0
+        self._metrics = set[str]()
 
     def window(self, name: str | None = None, leaves_out_first: bool = False) -> Window:
         """Makes a window, which begins with the next call.
@@ -221,7 +225,14 @@ class Meter:
                 if window.leaves_out_first:
                     window.take()
         self._calls += 1
+        self._metrics.update(spec.name for spec in (segment.sums.specs if segment.sums else ()))
         self._spans[max(self._spans)].add(segment)
+
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Adds figures of a hook. Raises `UsageError` for a name that a metric has."""
+        if both := sorted(figures.keys() & self._metrics):
+            raise UsageError(f"status.figures has {both[0]}, and so has the step's metrics; use another name")
+        self._spans[max(self._spans)].figures |= {name: float(value) for name, value in figures.items()}
 
     def since(self, start: int) -> list[Totals]:
         """Returns the merged calls since a window's `start`, in order."""
@@ -230,7 +241,7 @@ class Meter:
     def begin(self, window: Window) -> None:
         """Makes a window begin with the next call."""
         newest = max(self._spans)
-        if self._spans[newest].calls:
+        if self._spans[newest].calls or self._spans[newest].figures:
             newest += 1
             self._spans[newest] = Totals()
         window.start = newest

@@ -117,7 +117,7 @@ class History(Windowed):
         """Returns the training metrics' means of the newest entry that has them; before one, of the steps so far."""
         for entry in self._newest_first():
             if means := {name[6:]: value for name, value in entry.items() if name.startswith("train_")}:
-                return means
+                return {**means, **self.window.totals.figures}  # those set at the last step, after this hook
         return {**self.window.totals.steady_means()}
 
     def _newest_first(self) -> Iterator[dict[str, Any]]:
