@@ -19,9 +19,7 @@ from ..runner.command_line.config import Config
 from ..runner.command_line.flags import Flags
 from ..runner.host import forks
 from ..runner.host.remote import remote_folder
-
-# The variables in which a process is told of other tasks: TensorFlow's, Slurm's and Kubernetes' (`parts.clusters`).
-TASK_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NODELIST", "CRANKSHAFT_JOBS")
+from ..runner.host.tasks import SCHEDULERS
 
 _SECRET = re.compile(r"(.*_)?(password|secret|token|credential|credentials|api_key)", re.IGNORECASE)  # a flag's name
 
@@ -86,7 +84,7 @@ def _may_have_tasks(effective: Mapping[str, Any], environment: Mapping[str, str]
     """Returns whether a flag or a variable says that the run may have several tasks."""
     is_asked = effective["strategy"] in CLUSTERED or effective["task_index"] is not None
     by_flags = any(effective[name] for name in ("cluster_hosts", "num_ps", "evaluator"))
-    return is_asked or by_flags or any(name in environment for name in TASK_VARIABLES)
+    return is_asked or by_flags or any(name in environment for name in ("TF_CONFIG", *SCHEDULERS))
 
 
 def to_trainer(module: ModuleType) -> type | None:

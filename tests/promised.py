@@ -42,6 +42,8 @@ EXTENSION_POINTS = (  # which may change in a minor version
     "crankshaft.engine.optimizers.FusedOptimizer",
     "crankshaft.engine.reduction.Reduction",
     "crankshaft.engine.strategies.base.Strategy",
+    "crankshaft.runner.host.tasks.Tasks",
+    "crankshaft.runner.host.tasks.register",
 )
 
 

@@ -45,7 +45,8 @@ class Status:
         checkpoints, once they were; None if the end or the rate is unknown.
       in_memory: whether `before_save` is for a snapshot in memory, which is frequent, not for a checkpoint.
       figures: numbers by name that a hook sets, shown beside the step's metrics: in the log, on the page, in
-        TensorBoard, the history and the result. Each belongs to one window, the newest of a name; the chief's are shown.
+        TensorBoard, the history and the result. Each belongs to one window, with its newest value; those of the chief
+        are shown.
       hook_seconds: time spent in hooks so far, by `Hook.spent_on`, and in agreeing with other processes.
 
     Example:

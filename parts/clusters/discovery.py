@@ -1,6 +1,6 @@
 """Discovers the tasks of a run, and which of them this process is.
 
-Sources, in this order: `--cluster_hosts`, TF_CONFIG, Slurm's environment, Kubernetes'. The first that names tasks is
+Sources, in this order: `--cluster_hosts`, TF_CONFIG, the environment of each of `SCHEDULERS`. The first that names tasks is
 used alone: nothing is completed from another.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ...engine.strategies.registry import CLUSTERED
 from ...runner.command_line import following
 from ...runner.failures import UsageError
-from ...runner.host.tasks import Cluster, Tasks, make_cluster
-from . import kubernetes, slurm, tf_config
+from ...runner.host.tasks import SCHEDULERS, Cluster, Tasks, make_cluster
+from . import tf_config
 
 
 def cluster_from_flags(
@@ -108,8 +109,9 @@ def tasks_from_scheduler(environment: Mapping[str, str]) -> Tasks | None:
     Raises:
       UsageError: a scheduler's variables are wrong, or two schedulers have different numbers of tasks.
     """
-    both = [slurm.tasks(environment), kubernetes.tasks(environment)]
-    discovered = [tasks for tasks in both if tasks and len(tasks.addresses) > 1]
+    named = [reader for variable, reader in SCHEDULERS.items() if variable in environment]
+    readers = [import_module(f".{x}", __package__).tasks if isinstance(x, str) else x for x in named]
+    discovered = [tasks for read in readers if (tasks := read(environment)) and len(tasks.addresses) > 1]
     if len({len(tasks.addresses) for tasks in discovered}) > 1:
         raise UsageError(
             f"{' and '.join(f'{tasks.source} has {len(tasks.addresses)} tasks' for tasks in discovered)}; give "

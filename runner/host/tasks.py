@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ...engine.errors import counted
 from ..failures import UsageError
@@ -26,12 +26,38 @@ class Tasks:
       addresses: "host:port" of each task.
       index: this process's task.
       job_id: what distinguishes the job from all others of its scheduler, where it has also chosen the ports; else "".
+
+    Example:
+      >>> Tasks("mine", ("host1:2222", "host2:2222"), index=0).addresses[0]
+      'host1:2222'
     """
 
     source: str
     addresses: tuple[str, ...]
     index: int
     job_id: str = ""
+
+
+# What reads the tasks that a scheduler has started, by a variable that it sets in each of them, in their order; of those
+# that come with Crankshaft the module in `parts.clusters`, which has a function `tasks`.
+SCHEDULERS: dict[str, Callable[[Mapping[str, str]], Tasks | None] | str] = {
+    "SLURM_STEP_NODELIST": "slurm",
+    "CRANKSHAFT_JOBS": "kubernetes",
+}
+
+
+def register(variable: str, tasks: Callable[[Mapping[str, str]], Tasks | None]) -> None:
+    """Registers a scheduler of a script's own; before the script calls `crankshaft.main` or `run`.
+
+    Args:
+      variable: an environment variable that it sets in each task.
+      tasks: gets the environment, and returns its `Tasks`; None outside of a job of several.
+
+    Example:
+      >>> register("MY_HOSTS", lambda x: Tasks("mine", tuple(x["MY_HOSTS"].split(",")), int(x["MY_INDEX"])))
+      >>> del SCHEDULERS["MY_HOSTS"]
+    """
+    SCHEDULERS[variable] = tasks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from crankshaft.launch import program
 from crankshaft.parts.clusters import arrival, discovery, kubernetes, rendezvous, slurm, tf_config
 from crankshaft.parts.launchers.resources import free_ports
 from crankshaft.runner.failures import UsageError
-from crankshaft.runner.host.tasks import Cluster, Tasks, split
+from crankshaft.runner.host.tasks import SCHEDULERS, Cluster, Tasks, split
 from tests.waiting import PATIENCE
 
 pytestmark = pytest.mark.thorough
@@ -28,9 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def test_a_process_without_any_of_three_variables_has_no_tasks_to_look_for():
-    assert program.TASK_VARIABLES == (tf_config.NAME, "SLURM_STEP_NODELIST", kubernetes.JOBS)
+    assert (*SCHEDULERS,) == ("SLURM_STEP_NODELIST", kubernetes.JOBS)
     one = step("n[1-2]", "1(x2)", 0, 0, 0, **{kubernetes.JOBS: "a:2", kubernetes.SERVICE: "s"})
-    without = {name: value for name, value in one.items() if name not in program.TASK_VARIABLES}
+    without = {name: value for name, value in one.items() if name not in SCHEDULERS}
     assert discovery.tasks_from_scheduler(without) is None
     with pytest.raises(UsageError):
         discovery.tasks_from_scheduler(one)
