@@ -1,7 +1,7 @@
 """Discovers the tasks of a run, and which of them this process is.
 
-Sources, in this order: `--cluster_hosts`, TF_CONFIG, the environment of each of `SCHEDULERS`. The first that names tasks is
-used alone: nothing is completed from another.
+Sources, in this order: `--cluster_hosts`, TF_CONFIG, the environment of each of `SCHEDULERS`. The first that names
+tasks is used alone: nothing is completed from another.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Tasks:
     job_id: str = ""
 
 
-# What reads the tasks that a scheduler has started, by a variable that it sets in each of them, in their order; of those
-# that come with Crankshaft the module in `parts.clusters`, which has a function `tasks`.
+# What reads the tasks that a scheduler has started, by a variable that it sets in each, in the order in which they are
+# asked; of those that come with Crankshaft the module in `parts.clusters`, which has a function `tasks`.
 SCHEDULERS: dict[str, Callable[[Mapping[str, str]], Tasks | None] | str] = {
     "SLURM_STEP_NODELIST": "slurm",
     "CRANKSHAFT_JOBS": "kubernetes",

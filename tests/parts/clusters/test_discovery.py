@@ -16,7 +16,7 @@ import time
 import pytest
 
 from crankshaft.launch import program
-from crankshaft.parts.clusters import arrival, discovery, kubernetes, rendezvous, slurm, tf_config
+from crankshaft.parts.clusters import arrival, discovery, kubernetes, rendezvous, slurm
 from crankshaft.parts.launchers.resources import free_ports
 from crankshaft.runner.failures import UsageError
 from crankshaft.runner.host.tasks import SCHEDULERS, Cluster, Tasks, split
