@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import UsageError
+from ..internals.tensorflow import unconverted
 from ..randomness import epoch_seed
 from . import form
 from .order import Order, permuted
@@ -261,4 +262,4 @@ def in_windows(examples: tf.data.Dataset, buckets: LengthBuckets, batch_size: in
 
         return tf.data.Dataset.range(-(-examples // batch_size)).map(batch)
 
-    return examples.padded_batch(_WINDOW_BATCHES * batch_size).enumerate().flat_map(batches)
+    return examples.padded_batch(_WINDOW_BATCHES * batch_size).enumerate().flat_map(unconverted(batches))

@@ -20,7 +20,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import CrankshaftError, SourceError, UnavailableError, UsageError, reason, rounded
 from ..internals import pipelines
-from ..internals.tensorflow import divide_by_files
+from ..internals.tensorflow import divide_by_files, unconverted
 from ..randomness import epoch_seed
 from .order import Order, PerWorkerOrder, permuted
 from .source import Spec, Split, is_transient, unknown_dimensions
@@ -96,7 +96,7 @@ class Stream(Split):
 def map_elements(dataset: tf.data.Dataset, function: Callable[[Any], Any]) -> tf.data.Dataset:
     """Maps a dataset's elements as they are: `Dataset.map` unpacks tuples, also of one component."""
     is_tuple = type(dataset.element_spec) is tuple
-    return dataset.map(lambda *components: function(components if is_tuple else components[0]))
+    return dataset.map(unconverted(lambda *components: function(components if is_tuple else components[0])))
 
 
 def examples_as_tensors(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -117,6 +117,7 @@ class DatasetStream(Stream):
         self.ends = pipelines.ends(dataset)
         self.dataset = dataset
 
+    @unconverted
     def examples(self, seed: int | None, epoch: tf.Tensor) -> tf.data.Dataset:
         return self.dataset
 
@@ -411,7 +412,7 @@ def count(stream: Stream, watch: Watch = unwatched, timeout_seconds: float = 0.0
     if stream.length != tf.data.UNKNOWN_CARDINALITY:
         return stream.length
     # Only how many they are is passed on, so nothing is copied to Python.
-    ones = stream.examples(None, tf.constant(0, tf.int64)).map(lambda *_: tf.constant(1, tf.int64))
+    ones = stream.examples(None, tf.constant(0, tf.int64)).map(unconverted(lambda *_: tf.constant(1, tf.int64)))
     batches = iter(untuned(ones.batch(_COUNTED_AT_ONCE).prefetch(2)))
     timeout, counted, began = StreamTimeout(stream.files(), timeout_seconds), 0, time.monotonic()
     shown = began

@@ -30,10 +30,17 @@ from ..errors import UsageError
 from ..own_code import GENERATED
 
 R = TypeVar("R")
+# Marks a function of this package that `tf.data` gets: to convert it by AutoGraph would take longer than its trace.
+unconverted = tf.autograph.experimental.do_not_convert
 # Saves its attributes, and is not a tf.Module.
 TrackableNode = tf.__internal__.tracking.AutoTrackable
 _KINDS_OF_TRACKABLE = "tensorflow.python.trackable.base"  # the module of those without contents of their own
 _LOADED = "tensorflow.python.saved_model.load"  # the module of what a loaded SavedModel is
+
+
+def converted(function: Callable[..., R]) -> Callable[..., R]:
+    """Returns a function that AutoGraph converts as `tf.data` would, also where an `unconverted` one calls it."""
+    return tf.__internal__.autograph.tf_convert(function, tf.__internal__.autograph.control_status_ctx())
 
 
 def has_started() -> bool:

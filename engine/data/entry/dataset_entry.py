@@ -12,7 +12,7 @@ import tensorflow as tf
 from ... import logging
 from ...errors import UsageError
 from ...internals import pipelines
-from ...internals.tensorflow import remove_generated_files
+from ...internals.tensorflow import remove_generated_files, unconverted
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
@@ -50,7 +50,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
     # Now, of the user's own operations: functions that are mapped below would hide them.
     may_pad, rank_of_lists = pipelines.may_pad(dataset, is_batched), None if rules.as_keras else 1 + is_batched
     if any(isinstance(spec, _NONE) for spec in tf.nest.flatten(dataset.element_spec)):
-        dataset = dataset.map(functools.partial(_without_none, is_batched, rules.weighs_outputs))
+        dataset = dataset.map(unconverted(functools.partial(_without_none, is_batched, rules.weighs_outputs)))
     given = dataset.element_spec
     if any(isinstance(spec, tf.SparseTensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         dataset = map_elements(dataset, functools.partial(_without_sparse, rank_of_lists))
@@ -88,7 +88,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
 
         return features, labels, tf.nest.map_structure(check_weight, weights)
 
-    stream = DatasetStream(dataset if weights is None else dataset.map(check_values), by_batch)
+    stream = DatasetStream(dataset if weights is None else dataset.map(unconverted(check_values)), by_batch)
     if given_batches and not by_batch and stream.length == tf.data.UNKNOWN_CARDINALITY:
         stream.length = given_batches[1]
     if names := pipelines.variables(dataset):
@@ -182,7 +182,7 @@ def _check_batch_sizes(name: str, dataset: tf.data.Dataset, size: int) -> tf.dat
         with tf.control_dependencies([tf.debugging.Assert(~is_last & (examples <= size), [line])]):
             return examples < size, tf.nest.map_structure(tf.identity, batch)
 
-    return dataset.scan(tf.constant(False), checked)
+    return dataset.scan(tf.constant(False), unconverted(checked))
 
 
 def _unbatch(name: str, dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from ...internals.tensorflow import iterator_state, restore_iterator
+from ...internals.tensorflow import iterator_state, restore_iterator, unconverted
 
 _PREFIX = b"replay"
 _MOST_SEED_BYTES = 1 << 26  # a cache in memory that a shuffle reads is part of its state
@@ -121,7 +121,7 @@ class Replay:
             with tf.control_dependencies([first]):
                 return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
-        return batches.enumerate().map(noted)
+        return batches.enumerate().map(unconverted(noted))
 
     def _state(self) -> bytes:
         if self._unread is None or self._is_large:

@@ -15,7 +15,14 @@ import tensorflow as tf
 from ... import logging
 from ...errors import UsageError, reason
 from ...internals import pipelines
-from ...internals.tensorflow import iterator_state, remove_generated_files, restore_iterator, shuffled
+from ...internals.tensorflow import (
+    converted,
+    iterator_state,
+    remove_generated_files,
+    restore_iterator,
+    shuffled,
+    unconverted,
+)
 from ...randomness import epoch_seed
 from ..buckets import in_windows
 from ..form import fields, zeros
@@ -93,6 +100,7 @@ class StreamedFeed(Feed):
             part.stream.buckets.check_stream(order)
         self._stream_timeout = StreamTimeout(part.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
+        self._examples = converted(part.stream.examples)  # which may be of the user's class
         self._iterator: Any = None
         self._next_step: int | None = None
         self._was_opened = False
@@ -353,10 +361,10 @@ class StreamedFeed(Feed):
         """Returns endless epochs: an iterator for each epoch would be freed at its end (see `untuned`)."""
         is_ahead = self._is_constant or not self.order.has_epochs
         if not self.order.has_epochs:
-            passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(self._shuffled)
+            passes = tf.data.Dataset.range(_MOST_PASSES).flat_map(unconverted(self._shuffled))
             epochs = self._batched(passes, tf.constant(0, tf.int64), replay)
         else:
-            epochs = tf.data.Dataset.counter(first_epoch).flat_map(functools.partial(self._epoch, replay))
+            epochs = _counted_from(first_epoch).flat_map(unconverted(functools.partial(self._epoch, replay)))
         epochs = _first_twice(epochs) if gives_first_twice else epochs
         options = tf.data.Options()
         if not self.part.by_file and self._strategy.num_replicas_in_sync > 1:  # those that read the same must agree
@@ -383,7 +391,7 @@ class StreamedFeed(Feed):
         def nothing(*_) -> Any:
             return tf.nest.map_structure(lambda spec: tf.zeros([size or 0 for size in spec.shape], spec.dtype), specs)
 
-        unread = [shuffle.map(nothing) for shuffle in self.part.stream.shuffles]
+        unread = [shuffle.map(unconverted(nothing)) for shuffle in self.part.stream.shuffles]
         return tf.data.Dataset.choose_from_datasets(
             [epochs, *unread], tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat()
         )
@@ -428,7 +436,7 @@ class StreamedFeed(Feed):
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
         seed = self.order.seed
-        dataset = self.part.stream.examples(seed, epoch)
+        dataset = self._examples(seed, epoch)
         if self.order.has_epochs:
             # A file that shrank or grew since it was counted would shift all later epochs unnoticed.
             dataset = dataset.apply(tf.data.experimental.assert_cardinality(self.part.counts[self.part.process]))
@@ -442,13 +450,18 @@ def _other_order(step: int, why: str, fix: str) -> UsageError:
     )
 
 
+@functools.cache  # TensorFlow traces a function for it
+def _counted_from(first: int) -> tf.data.Dataset:
+    return tf.data.Dataset.counter(first)
+
+
 def _first_twice(batches: tf.data.Dataset) -> tf.data.Dataset:
     """Returns batches after another reading of the first, without another reading of what they come from."""
 
     def repeated(number: tf.Tensor, batch: Any) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(batch).repeat(tf.where(number == 0, tf.constant(2, tf.int64), 1))
 
-    return batches.enumerate().flat_map(repeated)
+    return batches.enumerate().flat_map(unconverted(repeated))
 
 
 def _check_even(shards: int, batch: Any) -> Any:

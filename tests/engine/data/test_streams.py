@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from crankshaft.engine import logging
 from crankshaft.engine.data import streamed
-from crankshaft.engine.data.streamed import DatasetStream, count, divide
+from crankshaft.engine.data.streamed import DatasetStream, Stream, count, divide
 from crankshaft.engine.errors import SourceError, StuckStreamError, UsageError
 from crankshaft.engine.strategies import FeedOptions
 from crankshaft.engine.strategies.base import Processes
@@ -451,6 +451,46 @@ def test_compressed_records_are_a_stream(bench, tmp_path, files, replicas):
     source = streamed.records(write_records(tmp_path, EXAMPLES, files), parse, files_at_once=3)
     assert_each_once(bench(Recorder(), source, BATCH, replicas), EXAMPLES, BATCH)
     check_resumed(lambda: bench(Recorder(), source, BATCH, replicas, seed=3), 8, 15)
+
+
+def with_condition(features, ids):
+    if tf.reduce_all(ids > 0):  # which AutoGraph makes an operation
+        return features, ids
+    return features, -ids
+
+
+def parse_with_condition(serialized):
+    return with_condition(*parse(serialized))
+
+
+def read_with_condition(path):
+    if tf.strings.length(path) > 0:
+        path = tf.strings.join([path])
+    return tf.data.TFRecordDataset(path, "GZIP").batch(1).map(parse_with_condition).unbatch()
+
+
+class Made(Stream):
+    """Makes its examples where an epoch begins, by a condition on the epoch."""
+
+    element_spec, length = DatasetStream(dataset(1)).element_spec, EXAMPLES
+
+    def examples(self, seed, epoch):
+        with_condition({}, epoch)
+        return dataset(EXAMPLES).map(with_condition)
+
+
+def made_by_conditions(kind, paths):
+    if kind == "examples":
+        return Made()
+    if kind == "read":
+        return streamed.FileStream(paths, read_with_condition)
+    return streamed.records(paths, parse_with_condition)
+
+
+@pytest.mark.parametrize("kind", ["examples", "read", "parse"])
+def test_functions_of_a_stream_may_have_conditions_on_tensors(bench, tmp_path, kind):
+    source = made_by_conditions(kind, write_records(tmp_path, EXAMPLES, 2))
+    assert_each_once(bench(Recorder(), source, BATCH), EXAMPLES, BATCH)
 
 
 def test_files_come_in_another_order_in_each_epoch_and_always_the_same(tmp_path):
