@@ -23,7 +23,7 @@ from ..engine.data.entry import user_data, views
 from ..engine.data.preprocessing import Preprocessing
 from ..engine.data.run_data import Data
 from ..engine.data.source import Source
-from ..engine.data.streamed import Stream
+from ..engine.data.streamed import Stream, is_off
 from ..engine.strategies.registry import CLUSTERED
 from ..parts.keras_models import keras_internals
 from ..parts.keras_models.keras_callbacks import KerasCallbacks
@@ -267,10 +267,6 @@ def _makes_data(x: Any) -> bool:
 
 
 def _train_split(arguments: Arguments) -> Source | Stream:
-    data = (arguments.x, arguments.y, arguments.sample_weight)
-    flags = arguments.flags
-    by_batch = flags.get("strategy") not in ("parameter_server", "tpu") and flags.get("accumulate_steps") in (None, 1)
-    by_batch = by_batch and flags.get("auto_shard_policy") not in ("file", "off")  # a part for each worker
     dataset = tf.keras.utils.PyDataset
     if isinstance(arguments.x, dataset) and type(arguments.x).on_epoch_end is not dataset.on_epoch_end:
         logging.warning_once(
@@ -278,8 +274,24 @@ def _train_split(arguments: Arguments) -> Source | Stream:
             "Keras's batches call it in %s.__init__",
             type(arguments.x).__name__,
         )
-    rules = dataclasses.replace(_RULES, is_even=True, by_batch=by_batch, ends=arguments.steps_per_epoch is None)
-    return user_data.split("x", data, rules)
+    data = (arguments.x, arguments.y, arguments.sample_weight)
+    may_be_uneven = arguments.flags.get("accumulate_steps") in (None, 1)
+    return _split(arguments, "x", data, arguments.steps_per_epoch, True, may_be_uneven)
+
+
+def _split(
+    arguments: Arguments, name: str, data: Any, steps: int | None, is_even: bool, may_be_uneven: bool = True
+) -> Source | Stream:
+    """Converts the data of training, or of evaluations, whose batches are each a step's."""
+    strategy, policy = (arguments.flags.get(flag) for flag in ("strategy", "auto_shard_policy"))
+    is_part = strategy in CLUSTERED and (policy in ("file", "off") or is_off(data[0]))
+    by_batch = may_be_uneven and strategy not in ("parameter_server", "tpu") and not is_part
+    rules = dataclasses.replace(_RULES, is_even=is_even, by_batch=by_batch, ends=steps is None)
+    return user_data.split(name, data, rules)
+
+
+def _first_batches(split: Source | Stream, batches: int, size: int) -> Source | Stream:
+    return views.first(split, batches if isinstance(split, Stream) and split.by_batch else batches * size)
 
 
 def _data_flags(arguments: Arguments, train: Source | Stream | None) -> dict[str, Any]:
@@ -313,9 +325,8 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
             arguments.epoch_steps,
         )
     if _never_ends(train):
-        steps = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0)
-        is_by_batch = isinstance(train, Stream) and train.by_batch
-        train = views.first(train, steps if is_by_batch else steps * flags["global_batch_size"])
+        batches = max(1, arguments.run_epochs) * (arguments.epoch_steps or 0)
+        train = _first_batches(train, batches, flags["global_batch_size"])
     evaluation, steps, columns = None, arguments.validation_steps, frames.column_names(arguments.x)
     if arguments.validation_data is not None:
         data = arguments.validation_data() if _makes_data(arguments.validation_data) else arguments.validation_data
@@ -325,12 +336,10 @@ def _load_data(arguments: Arguments, train: Source | Stream | None) -> Data:
                 f"validation_data has the columns {', '.join(others or ())}, and x has "
                 f"{', '.join(columns)}; give the same, in the same order"
             )
-        evaluation = user_data.split(
-            "validation_data", data, dataclasses.replace(_RULES, is_even=steps is not None, ends=steps is None)
-        )
+        evaluation = _split(arguments, "validation_data", data, steps, steps is not None)
         size = evaluation.batch_examples or arguments.validation_batch_size or arguments.batch_size
         if steps is not None and size:  # Keras divides arrays without a size by the steps, so that all are evaluated
-            evaluation = views.first(evaluation, steps * size)
+            evaluation = _first_batches(evaluation, steps, size)
     preprocessing = Preprocessing(array=columns or ())
     return Data(train, evaluation, preprocessing=preprocessing, class_weight=arguments.class_weight, flags=flags)
 

@@ -43,7 +43,7 @@ class BaseRun:
       train_steps: the total number of updates; None if only the run's caller knows.
       checkpoints: checkpoints of the run; None without a run_dir.
       best: the checkpoint of the best evaluation; None without a run_dir.
-      external_streams: the datasets that calls brought last, each with its split.
+      external_streams: the datasets that calls brought last, whether by batch, and each one's split.
       hooks: hooks of a run that trains, in the order in which they act.
       record: hook that writes the run's events; None in workers but the chief.
       sync_check: the check that compares replicas, if there are several.
@@ -64,7 +64,7 @@ class BaseRun:
     train_steps: int | None
     checkpoints: Checkpoints | None
     best: Checkpoints | None
-    external_streams: list[tuple[Any, Split]] = dataclasses.field(default_factory=list)
+    external_streams: list[tuple[Any, bool, Split]] = dataclasses.field(default_factory=list)
     hooks: list[Hook] = dataclasses.field(default_factory=list)
     record: Recorder | None = None
     sync_check: SyncCheck | None = None

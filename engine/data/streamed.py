@@ -382,12 +382,13 @@ def is_part(split: Split, policy: str) -> bool:
     """Returns whether each worker's data is its own part already: by `policy`, see `divide`, or a dataset's options."""
     if not isinstance(split, Stream) or policy == "OFF":
         return isinstance(split, Stream)
-    return policy == "AUTO" and split.dataset is not None and is_off(split.dataset)
+    return policy == "AUTO" and is_off(split.dataset)
 
 
-def is_off(dataset: tf.data.Dataset) -> bool:
-    """Returns whether a dataset's options say that each worker's is its own part."""
-    return dataset.options().experimental_distribute.auto_shard_policy == tf.data.experimental.AutoShardPolicy.OFF
+def is_off(data: Any) -> bool:
+    """Returns whether data is a dataset whose options say that each worker's is its own part."""
+    off = tf.data.experimental.AutoShardPolicy.OFF
+    return isinstance(data, tf.data.Dataset) and data.options().experimental_distribute.auto_shard_policy == off
 
 
 def _given_part(stream: Stream, processes, saved_counts: Mapping[str, Any], watch: Watch) -> StreamPart:

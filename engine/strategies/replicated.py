@@ -143,6 +143,8 @@ class Replicated(Strategy):
             self._lines.append(f"{title}, {self.num_hosts} workers: {part.describe()}")
         if self.static_shapes and is_evaluation:
             batch_size = eval_batch_size(examples, batch_size, self.num_replicas)
+        if stream.by_batch:  # whose sizes only reading shows: replicas share out each
+            batch_size = max(batch_size, self._batch_shards)
         order = part.order(batch_size, seed, drop_remainder=self.static_shapes).resumed(saved_data)
         return StreamedFeed(
             self._devices,
@@ -152,6 +154,7 @@ class Replicated(Strategy):
             watch=watch,
             timeout_seconds=timeout_seconds,
             distributes=self.static_shapes,
+            takes_few=is_evaluation,
         )
 
     def summary_lines(self) -> list[str]:

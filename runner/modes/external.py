@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from ...engine.data import form
 from ...engine.data.entry import user_data, views
 from ...engine.data.feeds.combined import Combined
 from ...engine.data.source import Split
-from ...engine.data.streamed import is_part
+from ...engine.data.streamed import is_off, is_part
 from ...engine.strategies.base import Program
 from ..base import BaseRun
 from ..data.inputs import eval_batch_size, order_seed
@@ -33,19 +34,26 @@ def checked(run: BaseRun, data, trains: bool = False) -> Split:
         if not trains and run.inputs.evaluation is not None:  # which a model's own step may take in another form
             evaluated = form.example(run.inputs.evaluation)
             run_example = run_example if form.field_names(evaluated) == form.field_names(run_example) else evaluated
-        return _checked(run, data, run_example)
+        return _checked(run, data, run_example, by_batch=not trains and _takes_any_batch(run, data))
     if not isinstance(data, dict) or data.keys() != train.members.keys():
         raise UsageError(f"the run trains on several inputs per step; give a dictionary of {', '.join(train.members)}")
     most = max(_STREAMS, len(train.members))
     return train.mapped(lambda name, member: _checked(run, data[name], form.example(member), most))
 
 
-def _checked(run: BaseRun, data, run_example, most_streams: int = _STREAMS) -> Split:
-    for dataset, split in run.external_streams:
-        if dataset is data:
+def _takes_any_batch(run: BaseRun, data) -> bool:
+    """Returns whether each batch of data is a step of an evaluation, as in Keras and `launch.fit`."""
+    is_part = run.strategy.num_hosts > 1 and (run.config.auto_shard_policy in ("file", "off") or is_off(data))
+    return run.config.has_compiled_model and run.config.strategy != "parameter_server" and not is_part
+
+
+def _checked(run: BaseRun, data, run_example, most_streams: int = _STREAMS, by_batch: bool = False) -> Split:
+    for dataset, was_by_batch, split in run.external_streams:
+        if dataset is data and was_by_batch == by_batch:
             return split
     labels = form.fields(run_example).labels
     given_rules = rules(run.names, run_example, run.config.has_compiled_model)
+    given_rules = dataclasses.replace(given_rules, by_batch=by_batch)
     split = views.with_floats_like(user_data.split("given", data, given_rules), form.element_spec(run_example))
     if isinstance(labels, form.WeighedLabels):
         shapes = tf.nest.map_structure(lambda x: tf.TensorShape(x.shape[1:]), labels.weights)
@@ -55,7 +63,7 @@ def _checked(run: BaseRun, data, run_example, most_streams: int = _STREAMS) -> S
     if wanted != actual:
         check_like(run, "data", wanted, actual, "resize or pad it, or open a run with data of this size")
     if not split.by_index:
-        run.external_streams[:] = [*run.external_streams[1 - most_streams :], (data, split)]
+        run.external_streams[:] = [*run.external_streams[1 - most_streams :], (data, by_batch, split)]
     return split
 
 

@@ -16,7 +16,7 @@ from ...internals.tensorflow import remove_generated_files, unconverted
 from ..form import fields
 from ..lengths import with_lengths
 from ..source import Spec
-from ..streamed import DatasetStream, Stream, examples_as_tensors, is_off, map_elements
+from ..streamed import DatasetStream, Stream, examples_as_tensors, map_elements
 from . import views
 from .array_entry import NEGATIVE_WEIGHT, Rules, check_real, check_weights, labels_without_none
 from .py_dataset import ONE_SIZE
@@ -56,18 +56,17 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         dataset = map_elements(dataset, functools.partial(_without_sparse, rank_of_lists))
     dataset = examples_as_tensors(dataset)
     check_elements(name, dataset.element_spec, is_batched)
-    batch_examples, by_batch = None, False
-    if rules.as_keras:
-        shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
-        takes_any = rules.by_batch and all(shape[1:].is_fully_defined() for shape in shapes) and not is_off(dataset)
-        batch_examples, is_zip = (given_batches[0], False) if given_batches else _batch_size(name, dataset, takes_any)
-        by_batch = is_zip or (takes_any and pipelines.batches_may_differ(dataset, not rules.ends))
-        if not by_batch:
-            dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
-            dataset = _unbatch(name, dataset)
-    elif is_batched:
-        if rules.keeps_batch_size:
-            batch_examples, _ = given_batches or _batch_size(name, dataset, takes_any=True)
+    shapes = [spec.shape for spec in tf.nest.flatten(dataset.element_spec)]
+    takes_any = is_batched and rules.by_batch and all(shape[1:].is_fully_defined() for shape in shapes)
+    batch_examples, is_zip = None, False
+    if rules.as_keras or (is_batched and rules.keeps_batch_size):
+        takes_zip = takes_any and rules.as_keras
+        batch_examples, is_zip = (given_batches[0], False) if given_batches else _batch_size(name, dataset, takes_zip)
+    by_batch = is_zip or (takes_any and pipelines.batches_may_differ(dataset, not (rules.is_even and rules.ends)))
+    if rules.as_keras and not by_batch:
+        dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
+        dataset = _unbatch(name, dataset)
+    elif is_batched and not by_batch:
         dataset = examples_as_tensors(dataset.unbatch())
         notes.append(f"the {name} dataset comes in batches: it is unbatched, and the run makes its own batches")
     for path in pipelines.files_written(dataset):

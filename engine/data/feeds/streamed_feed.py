@@ -78,6 +78,7 @@ class StreamedFeed(Feed):
       order: order with the sizes of batches and the seed, from `part.order`.
       shuffle_buffer: size of the shuffle's buffer, in examples.
       distributes: whether TensorFlow splits batches, as for TPUs: such iterators have no state.
+      takes_few: whether a stream's own batches may have fewer examples than replicas, some of which then have none.
     """
 
     part: StreamPart
@@ -93,6 +94,7 @@ class StreamedFeed(Feed):
         watch: Watch = unwatched,
         timeout_seconds: float = 0.0,
         distributes: bool = False,
+        takes_few: bool = False,
     ):
         self.order, self.part = order, part
         self._strategy, self._mesh = devices.strategy, devices.mesh
@@ -101,6 +103,7 @@ class StreamedFeed(Feed):
         self._stream_timeout = StreamTimeout(part.stream.files(), timeout_seconds)
         self._shuffle_buffer, self._watch, self._distributes = shuffle_buffer, watch, distributes
         self._examples = converted(part.stream.examples)  # which may be of the user's class
+        self._takes_few = takes_few
         self._iterator: Any = None
         self._next_step: int | None = None
         self._was_opened = False
@@ -179,7 +182,8 @@ class StreamedFeed(Feed):
     def batch(self, batch):
         if self._num_shards == 1 or self._distributes:
             return batch
-        shard_range = even_range if self.part.by_file else replica_range
+        by_batch = self.part.stream.by_batch  # whose arrays may have other numbers of examples
+        shard_range = even_range if self.part.by_file or by_batch else replica_range
         number = self._mesh.data.rank - self._first_shard
         with tf.device("CPU:0"):  # with the batch: a GPU receives only its examples
 
@@ -188,7 +192,6 @@ class StreamedFeed(Feed):
                 return slice(*shard_range(size, number, self._num_shards))
 
             first = shard(tf.nest.flatten(batch)[0])
-            by_batch = self.part.stream.by_batch  # whose arrays may have other numbers of examples
             return tf.nest.map_structure(lambda x: x[shard(x) if by_batch else first], batch)
 
     def close(self) -> None:
@@ -431,7 +434,7 @@ class StreamedFeed(Feed):
             batches = batched(stream, examples, order.local_batch_size, order.drop_remainder or is_whole)
             shards = self._num_shards * len(self.part.counts)
             if stream.by_batch and shards > 1:
-                batches = map_elements(batches, functools.partial(_check_even, shards))
+                batches = map_elements(batches, functools.partial(_check_even, shards, self._takes_few))
         return replay.note_first(epoch, batches) if replay else batches
 
     def _shuffled(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -464,11 +467,11 @@ def _first_twice(batches: tf.data.Dataset) -> tf.data.Dataset:
     return batches.enumerate().flat_map(unconverted(repeated))
 
 
-def _check_even(shards: int, batch: Any) -> Any:
+def _check_even(shards: int, takes_few: bool, batch: Any) -> Any:
     """Makes reading fail where a batch can't be divided among replicas."""
     sizes = tf.stack([tf.shape(x)[0] for x in tf.nest.flatten(batch)])
     divides = tf.reduce_all(sizes == sizes[0]) | tf.reduce_all(sizes % shards == 0)
-    is_enough = tf.reduce_all(sizes >= shards)
+    is_enough = tf.reduce_all(sizes >= (0 if takes_few else shards))
     with tf.control_dependencies([tf.debugging.Assert(divides & is_enough, [_FEW.format(shards), sizes])]):
         return tf.nest.map_structure(tf.identity, batch)
 
