@@ -203,7 +203,7 @@ def _evaluate_set(
 ) -> Evaluated:
     trainer, epoch = state.trainer, program.feed.order.steps_per_epoch
     partial = (batches, epoch) if batches and batches < epoch else None
-    collector = Collector(trainer.predictions_memory_mb << 20, directory, title)
+    collector = Collector(trainer.predictions_memory_mb * (1 << 20), directory, title)
     keeps = computes_metrics(trainer) and strategy.is_chief
     with averaged_weights(trainer):
         keep = {"keep": collector.add} if keeps else {}

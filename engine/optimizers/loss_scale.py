@@ -64,7 +64,9 @@ class DynamicLossScale(tf.Module):
         good = tf.where(finite, self.good_steps + 1, 0)
         grow = good >= self.growth_steps
         scale = tf.convert_to_tensor(self.value)
-        # Bounded by 1 and 2^24: below 1 scaling can't help, above 2^24 a float32 loss of 1 loses its ulp of 2^-24.
-        scale = tf.where(finite, tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale), tf.maximum(scale / 2, 1.0))
+        # As Keras's up to 2^24, above which a float32 loss of 1 loses its ulp of 2^-24, and down to 2^-100, before it is
+        # 0 for ever: below 1 it helps where losses are sums, or large.
+        grown = tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale)
+        scale = tf.where(finite, grown, tf.maximum(scale / 2, 2.0**-100))
         assign_local(self.value, scale)
         assign_local(self.good_steps, tf.where(grow, tf.zeros_like(good), good))

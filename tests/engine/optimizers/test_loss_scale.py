@@ -27,14 +27,21 @@ def test_halves_on_overflow_and_doubles_after_good_steps():
     assert scale.good_steps.numpy() == 0
 
 
-def test_stays_between_1_and_2_to_the_24():
-    scale = DynamicLossScale(initial=1.0, growth_steps=1)
+def test_goes_below_1_as_keras_s_never_to_0_and_not_above_2_to_the_24():
+    scale, theirs = DynamicLossScale(growth_steps=3), tf.keras.optimizers.LossScaleOptimizer("sgd", 2.0**15, 3)
     scale.build()
-    scale.update(tf.constant(False))
-    assert scale.value.numpy() == 1.0
-    for _ in range(30):
-        scale.update(tf.constant(True))
-    assert scale.value.numpy() == 2.0**24
+    weight = tf.Variable([1.0])
+    theirs.build([weight])
+    for number in range(40):
+        finite = number > 25 or number % 9 == 8
+        scale.update(tf.constant(finite))
+        theirs.apply([tf.constant([0.0 if finite else np.inf])], [weight])
+        assert scale.value.numpy() == theirs.dynamic_scale.numpy(), number
+    assert scale.value.numpy() < 1.0
+    for finite, bound in ((False, 2.0**-100), (True, 2.0**24)):
+        for _ in range(400):
+            scale.update(tf.constant(finite))
+        assert scale.value.numpy() == bound
 
 
 def test_unscaling_gives_back_the_gradients_to_the_bit_and_keeps_overflow():

@@ -380,9 +380,16 @@ def in_batches(size):
     return tf.data.Dataset.from_tensor_slices((X, Y)).batch(size)
 
 
-def generated():
+def own_part(dataset):
+    """Options say that each worker's is its own part, of which one device has one."""
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return dataset.with_options(options)
+
+
+def generated(*sizes):
     like = in_batches(8).element_spec
-    return tf.data.Dataset.from_generator(lambda: uneven(3, 9, 8), output_signature=like)
+    return tf.data.Dataset.from_generator(lambda: uneven(*(sizes or (3, 9, 8))), output_signature=like)
 
 
 @pytest.mark.parametrize(
@@ -390,9 +397,10 @@ def generated():
     [
         (lambda: in_batches(8).map(lambda x, y: (x, y, tf.abs(y))).repeat(), 4),  # 8, 8, 4, 8, ...
         (lambda: in_batches(10).concatenate(in_batches(4)).map(lambda x, y: (x * 2, y)), None),
+        (lambda: own_part(in_batches(10).concatenate(in_batches(4))), None),
         (generated, 2),
     ],
-    ids=["repeated", "joined", "generator"],
+    ids=["repeated", "joined", "own part", "generator"],
 )
 def test_each_batch_of_a_dataset_is_a_step_where_one_of_another_size_comes_before_others(data, steps, tmp_path):
     how = {"steps_per_epoch": steps, "verbose": 0}
@@ -416,6 +424,32 @@ def test_replicas_take_their_rows_of_batches_of_any_sizes(data):
     run = crankshaft.fit(line, data, **how, **TWO)
     check_alike(run.model, theirs, 1e-5)
     np.testing.assert_allclose(history(run)["loss"], expected["loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"jit": "off"}, TWO], ids=["one", "two"])
+def test_each_batch_of_validation_data_is_a_step_also_where_a_replica_has_none_of_it(how):
+    """Of a summed loss, which depends on the batches."""
+
+    def summed():
+        made = line()
+        made.compile(keras.optimizers.SGD(0.01), keras.losses.MeanSquaredError(reduction="sum"), metrics=["mae"])
+        return made
+
+    fitting = {"batch_size": 4, "shuffle": False, "verbose": 0}
+    for data, steps in (
+        (lambda: generated(5, 1, 4, 10).take(4), None),
+        (lambda: in_batches(10).concatenate(in_batches(4)), 4),
+        (lambda: uneven(5, 1, 4, 10), 4),
+    ):
+        theirs = summed()
+        expected = history(theirs.fit(X, Y, validation_data=data(), validation_steps=steps, **fitting))
+        run = crankshaft.fit(summed, X, Y, validation_data=data, validation_steps=steps, **fitting, **how)
+        for name, values in expected.items():
+            np.testing.assert_allclose(history(run)[name], values, rtol=1e-6, err_msg=name)
+        if steps is None:
+            expected = theirs.evaluate(data(), verbose=0, return_dict=True)
+            for name, value in run.evaluate(data()).items():
+                np.testing.assert_allclose(value, expected.get(name, value), rtol=1e-6, err_msg=name)
 
 
 def test_a_stream_has_keras_s_batch_size_whatever_the_steps():

@@ -252,7 +252,7 @@ def test_beyond_its_bound_predictions_are_in_a_file(most, tmp_path, caplog):
 
 def test_a_run_whose_predictions_are_in_a_file_has_the_same_metrics(tmp_path, caplog):
     class Small(Ranking):
-        predictions_memory_mb = 0
+        predictions_memory_mb = 1e-6
 
     asked = {**QUIET, "train_steps": 3, "eval_batch_size": 4}
     with caplog.at_level(logging.INFO):
