@@ -64,8 +64,7 @@ class DynamicLossScale(tf.Module):
         good = tf.where(finite, self.good_steps + 1, 0)
         grow = good >= self.growth_steps
         scale = tf.convert_to_tensor(self.value)
-        # As Keras's up to 2^24, above which a float32 loss of 1 loses its ulp of 2^-24, and down to 2^-100, before it is
-        # 0 for ever: below 1 it helps where losses are sums, or large.
+        # Keras's, but for two bounds: above 2^24 a float32 loss of 1 loses its ulp of 2^-24, and once 0 it stays 0.
         grown = tf.where(grow, tf.minimum(scale * 2, 2.0**24), scale)
         scale = tf.where(finite, grown, tf.maximum(scale / 2, 2.0**-100))
         assign_local(self.value, scale)

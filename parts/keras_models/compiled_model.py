@@ -75,5 +75,8 @@ def step_options(options: StepOptions, model: tf.keras.Model, is_built: bool) ->
             f"keras.config.set_dtype_policy('mixed_{options.precision}') before, or pass a function that makes it"
         )
     if not is_built and model.run_eagerly:  # how steps run is chosen before the function makes its model
-        raise UsageError("compile(run_eagerly=True) in a function comes too late; pass run_eagerly=True to fit or run")
+        raise UsageError(
+            "compile(run_eagerly=True) in a function comes too late; leave it out there, and pass run_eagerly=True to "
+            "fit or run, on one device"
+        )
     return compiled

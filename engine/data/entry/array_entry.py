@@ -161,9 +161,10 @@ def check_array(name: str, key: str, array) -> None:
     """Raises `UsageError` for an array that TensorFlow does not take."""
     title = f"the {name} data"
     if not np.ndim(array) or not hasattr(array, "shape") or not hasattr(array, "dtype"):
-        raise UsageError(
-            f"{title} holds a {type(array).__name__} ({key}); give NumPy arrays whose first axis is examples"
-        )
+        fix = "NumPy arrays whose first axis is examples"
+        if isinstance(array, tf.distribute.DistributedDataset):
+            fix = "the dataset that it was made of, which the run distributes"
+        raise UsageError(f"{title} holds a {type(array).__name__} ({key}); give {fix}")
     values = array.values if isinstance(array, host_arrays.RaggedArray) else array
     objects = np.ravel(values) if array.dtype == object else ()
     if strange := next((type(x).__name__ for x in objects if not isinstance(x, (str, bytes))), None):

@@ -64,6 +64,7 @@ def stream_from_dataset(name: str, dataset: tf.data.Dataset, rules: Rules, notes
         batch_examples, is_zip = (given_batches[0], False) if given_batches else _batch_size(name, dataset, takes_zip)
     by_batch = is_zip or (takes_any and pipelines.batches_may_differ(dataset, not (rules.is_even and rules.ends)))
     if rules.as_keras and not by_batch:
+        assert batch_examples is not None
         dataset = _check_batch_sizes(name, dataset, batch_examples) if rules.is_even else dataset
         dataset = _unbatch(name, dataset)
     elif is_batched and not by_batch:

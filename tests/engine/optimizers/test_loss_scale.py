@@ -28,7 +28,8 @@ def test_halves_on_overflow_and_doubles_after_good_steps():
 
 
 def test_goes_below_1_as_keras_s_never_to_0_and_not_above_2_to_the_24():
-    scale, theirs = DynamicLossScale(growth_steps=3), tf.keras.optimizers.LossScaleOptimizer("sgd", 2.0**15, 3)
+    scale = DynamicLossScale(growth_steps=3)
+    theirs = tf.keras.optimizers.LossScaleOptimizer(tf.keras.optimizers.SGD(), 2.0**15, 3)
     scale.build()
     weight = tf.Variable([1.0])
     theirs.build([weight])

@@ -40,14 +40,6 @@ def test_a_model_that_is_compiled_to_run_eagerly_does():
     crankshaft.fit(model, POINTS, LABELS, batch_size=8, steps_per_epoch=3, verbose=0)
     assert seen.count(True) == 3
 
-    def made():
-        model = tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(1)])
-        model.compile("sgd", loss, run_eagerly=True)
-        return model
-
-    with pytest.raises(crankshaft.UsageError, match="comes too late; pass run_eagerly=True to fit or run"):
-        crankshaft.fit(made, POINTS, LABELS, batch_size=8, steps_per_epoch=3, verbose=0)
-
 
 def test_a_callback_may_end_the_run(inside):
     where = ("--strategy=mirrored", "--num_virtual_devices=2")

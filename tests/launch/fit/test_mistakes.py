@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -74,6 +75,10 @@ def stateful():
 
 A, ONE = {"a": sample(1)}, {"a": "mse"}
 LINE = [keras.Input([8]), layers.Dense(1)]
+
+
+def each_error(labels, outputs):
+    return keras.ops.mean(keras.ops.abs(labels - outputs), axis=-1)
 
 
 def mean_error(labels, outputs):
@@ -179,6 +184,58 @@ def test_a_mistake_is_one_line(line):
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
     assert raised.value.__cause__ is None  # whose frames, of the engine and Keras, a traceback would show first
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((sample(8), classes(3))).batch(BATCH)
+
+
+# Lines whose cure is code: the program, and the one by the line.
+CURES = {
+    "is not compiled; call model.compile(": (
+        (lambda: keras.Sequential([*LINE]), {"y": sample(1)}),
+        (lambda: compiled(keras.Sequential([*LINE])), {"y": sample(1)}),
+    ),
+    "add y['b'], or": ((of_two_outputs, {"y": A}), (of_two_outputs, {"y": {**A, "b": sample(1)}})),
+    "return one for each example, as by keras.ops.mean(values, axis=-1)": (
+        (lambda: compiled(keras.Sequential([*LINE]), metrics=[mean_error]), {"y": sample(1)}),
+        (lambda: compiled(keras.Sequential([*LINE]), metrics=[each_error]), {"y": sample(1)}),
+    ),
+    "set the optimizer's learning_rate in compile": (
+        (mlp, {"learning_rate": 0.1}),
+        (lambda: mlp(keras.optimizers.SGD(learning_rate=0.1)), {}),
+    ),
+    "give a dictionary such as {0: 1.0, 1: 2.5}": (
+        (mlp, {"class_weight": {"0": 2.0}}),
+        (mlp, {"class_weight": {0: 1.0, 1: 2.5}}),
+    ),
+    "holds a DistributedDataset (features); give the dataset that it was made of": (
+        (
+            mlp,
+            lambda: {
+                "x": tf.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(batches()),
+                "y": None,
+            },
+        ),
+        (mlp, lambda: {"x": batches(), "y": None}),
+    ),
+    "compile(run_eagerly=True) in a function comes too late; leave it out there, and pass run_eagerly=True to fit": (
+        (lambda: lambda: compiled(keras.Sequential([*LINE]), run_eagerly=True), {"y": sample(1)}),
+        (lambda: lambda: compiled(keras.Sequential([*LINE])), {"y": sample(1), "run_eagerly": True}),
+    ),
+}
+
+
+@pytest.mark.parametrize("line", CURES)
+def test_a_program_that_does_what_its_line_says_trains(line):
+    def fit(make, how):
+        how = how() if callable(how) else how
+        return crankshaft.fit(make(), **{"x": sample(8), "y": classes(3), "verbose": 0, "jit": "off", **how})
+
+    mistaken, cured = CURES[line]
+    with pytest.raises(crankshaft.UsageError, match=re.escape(line)):
+        fit(*mistaken)
+    assert "loss" in fit(*cured).history.history
 
 
 def recording(reached, methods):
