@@ -53,7 +53,6 @@ RULES = {
         "1.0.0", lambda trainer: trainer.run_context.has_unequal_shares and trainer.exchanges_in_own_step
     ),
     "weights of classes are not rounded twice": Rule("1.0.0", lambda trainer: trainer.run_context.rounds_class_weights),
-    "float16's loss scale goes below 1": Rule("1.0.0", lambda trainer: trainer.inventory.loss_scale is not None),
 }
 _FIRST_NUMBER = 9
 
