@@ -87,7 +87,7 @@ def test_a_table_needs_an_update_of_rows():
         def forward(self, features, training):
             return self.model(self.table(features))
 
-    with pytest.raises(crankshaft.UsageError, match=r"lion has no sparse, which updates rows of table .*; write it"):
+    with pytest.raises(crankshaft.UsageError, match=r"lion has no sparse, by which rows of table .* are updated"):
         crankshaft.run(Table, data=((np.arange(8), Y[:8]), None), global_batch_size=8, train_steps=1)
 
 
