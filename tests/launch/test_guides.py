@@ -15,6 +15,7 @@ import subprocess
 import sys
 import types
 from importlib.util import find_spec
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ import tensorflow as tf
 
 from crankshaft import Trainer
 from crankshaft.runner.command_line.flags import Flags
+from crankshaft.runner.host.tasks import SCHEDULERS
 from tests.forked import PYTHON_PATH
 from tests.logical_cpus import use_new_collective_keys
 from tests.pages import GUIDES, ROOT, blocks, words
@@ -161,7 +163,8 @@ def reader(inside, tmp_path, monkeypatch):
     if find_spec("torch") is None:
         monkeypatch.setitem(sys.modules, "torch.utils.data", types.SimpleNamespace(DataLoader=Loader, Dataset=object))
     before, names = set(sys.modules), {"__name__": "guide", "result_of": _result_of, "same": _same_weights}
-    yield Reader(inside, names), names
+    with mock.patch.dict(SCHEDULERS):  # to which a page adds one
+        yield Reader(inside, names), names
     for name, module in list(sys.modules.items()):
         if name not in before and str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
