@@ -27,6 +27,14 @@ class Record:
         return [{"step": each, "train_loss": 9.0} for each in (4, 8) if each <= step]
 
 
+class Sums(KnownResult):
+    """Metrics of a call that are read, as `LoopSums` of a device."""
+
+    @property
+    def specs(self):
+        return [types.SimpleNamespace(name=name) for name in self.values]
+
+
 class Steps:
     """Calls of a loop, each of 4 steps in half a second, and a hook that sees them."""
 
@@ -38,7 +46,7 @@ class Steps:
 
     def call(self, total, steps=4, evaluation=None, **more):
         sums = {"loss": Mean(total, 2.0), "gradient_norm": Mean(1.0, 1.0)}
-        segment = Segment(self.status.step, steps, 16 * steps, KnownResult(sums), seconds=0.5, **more)
+        segment = Segment(self.status.step, steps, 16 * steps, Sums(sums), seconds=0.5, **more)
         self.meter.add(segment)
         self.status.step, self.status.segment, self.status.evaluation = self.status.step + steps, segment, evaluation
         self.hook(self.status)
