@@ -401,9 +401,11 @@ def read_all(directory: str, read: Callable[[str], Manifest] = read) -> tuple[li
     return sorted(manifests, key=lambda manifest: -manifest.serial), problems
 
 
-def describe_files(folder: str) -> dict:
-    """Returns {name: {"bytes", "sha256"}} of the files in a folder, in which TensorFlow wrote a checkpoint alone."""
-    paths = {name: os.path.join(folder, name) for name in sorted(listdir(folder))}
+def describe_files(prefix: str) -> dict:
+    """Returns {name: {"bytes", "sha256"}} of the files that TensorFlow wrote of a checkpoint."""
+    folder, stem = os.path.split(prefix)
+    matches = filter(None, map(_FILE.fullmatch, sorted(listdir(folder))))
+    paths = {match[0]: os.path.join(folder, match[0]) for match in matches if match["stem"] == stem}
     return {name: {"bytes": os.path.getsize(path), "sha256": sha256(path)} for name, path in paths.items()}
 
 

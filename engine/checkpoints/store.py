@@ -495,18 +495,23 @@ class Checkpoints:
             # broken one.
             self._sweep(max(self.keep - 1, _LEFT_WHILE_WRITING), writing=saving.step)
         self._write_state_file()
-        manifest = self._move_files(saving, self._write_files(saving))
+        # By its descriptor, since others may write to the run's folder: what was there before is never moved into it.
+        whole = files.make_folder(os.path.join(saving.folder, "whole"))
+        try:
+            manifest = self._move_files(saving, self._write_files(saving, f"/proc/self/fd/{whole}"))
+        finally:
+            os.close(whole)
         self._write_state_file()
         self._current_step = saving.step
         if self.keep and self._sweep(self.keep):
             self._write_state_file()
         self.written(manifest, time.monotonic() - began)
 
-    def _write_files(self, saving: _Saving) -> str:
-        """Writes TensorFlow's files, merged with other processes'; returns their prefix in the save's own folder."""
+    def _write_files(self, saving: _Saving, folder: str) -> str:
+        """Writes TensorFlow's files, merged with other processes', to a folder; returns their prefix."""
         prefixes = self._write_own(saving)
         prefixes += shares.collect(saving.folder, saving.others, self.writer.timeout_seconds)
-        prefix = os.path.join(saving.folder, "whole", f"ckpt-{saving.step}")
+        prefix = os.path.join(folder, f"ckpt-{saving.step}")
         with tf.device("CPU:0"):
             # TensorFlow's loaders read one checkpoint, so shares of processes are merged, by renaming their data, not
             # by copying.
@@ -558,7 +563,7 @@ class Checkpoints:
             step=saving.step,
             serial=1 + max((manifest.serial for manifest in listed), default=0),
             versions=environment.versions(),
-            files=manifests.describe_files(folder),
+            files=manifests.describe_files(prefix),
             time=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="microseconds"),
             **saving.record,
         )

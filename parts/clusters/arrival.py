@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
 import pathlib
 import socket
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 
 from ...engine import logging
 from ...engine.errors import as_line
-from ...engine.machine.files import file_system_time
+from ...engine.machine.files import file_system_time, open_regular, write_text
 from ...runner.failures import UsageError
 from ...runner.host import signals
 from ...runner.host.tasks import SECRET, Cluster, counts, split
@@ -93,7 +94,20 @@ def announce(cluster: Cluster, folder: str) -> None:
     """Notes in a folder of the run that this worker serves at its address; to be repeated as long as it does."""
     with contextlib.suppress(OSError):  # this host does not share run_dir, or it is full
         os.makedirs(folder, exist_ok=True)
+        if cluster.secret and not _is_signed(cluster, folder, cluster.address):
+            write_text(os.path.join(folder, cluster.address), _signature(cluster, cluster.address))
         pathlib.Path(folder, cluster.address).touch()
+
+
+def _signature(cluster: Cluster, address: str) -> str:
+    return hmac.new(cluster.identity, address.encode(), "sha256").hexdigest()
+
+
+def _is_signed(cluster: Cluster, folder: str, address: str) -> bool:
+    """Returns whether the note of a worker at an address is by who has the job's secret."""
+    with contextlib.suppress(OSError), open(open_regular(os.path.join(folder, address)), "rb") as file:
+        return hmac.compare_digest(file.read(64), _signature(cluster, address).encode())
+    return False
 
 
 def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
@@ -110,7 +124,10 @@ def newcomers(cluster: Cluster, folder: str) -> list[tuple[str, str]]:
     # By the clock that has dated the notes: this host's may be a minute off.
     now = file_system_time(folder)
     calls = [
-        ("", address) for address, at in sorted(noted.items()) if now - at < _NOTE_SECONDS and address not in members
+        ("", address)
+        for address, at in sorted(noted.items())
+        if now - at < _NOTE_SECONDS and address not in members
+        if not cluster.secret or _is_signed(cluster, folder, address)
     ]
     # A note outlives its worker, so each has to answer as well.
     here = [call[1] for call, reply in rendezvous.call_all(calls, _CALL_SECONDS).items() if reply.answer == "serving"]

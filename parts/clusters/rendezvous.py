@@ -180,6 +180,8 @@ def _explained(cluster: Cluster):
             raise PortTakenError(f"{in_use}; all tasks have to start again, with other ports") from None
         if cluster.job_id:
             raise PortTakenError(f"{in_use}; {_REQUEUE}") from None
+        if cluster.port_seconds:
+            raise ClusterError(f"{in_use}, as another program took it between attempts; end that") from None
         raise UsageError(
             f"{in_use}; end the process that has it, or use another port; if that is the task, which has started this "
             "process, give this one strategy=one_device"
@@ -187,8 +189,16 @@ def _explained(cluster: Cluster):
 
 
 def _listen(cluster: Cluster) -> socket.socket:
-    with _explained(cluster):
-        return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host, at=cluster.bind)
+    wait = Wait(cluster.task, cluster.port_seconds)
+    while True:
+        try:
+            with _explained(cluster):
+                return listeners.listen(split(cluster.address)[1], only_here=cluster.is_on_one_host, at=cluster.bind)
+        except ClusterError as error:
+            if wait.is_over or isinstance(error, PortTakenError):
+                raise
+            wait.log_progress(f"its own port, {cluster.address}, which another program has")
+        time.sleep(_POLL_SECONDS)
 
 
 @contextlib.contextmanager

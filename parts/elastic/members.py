@@ -14,6 +14,7 @@ it. They wait two seconds for further notices, as those of a whole job do not co
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import socket
 import time
@@ -172,6 +173,7 @@ class Members:
 
     def _begin_attempt(self, members: Sequence[int], lock: LockedRunDir | None) -> Cluster:
         self._has_begun = True
+        self._workers = dataclasses.replace(self._workers, port_seconds=self._timeout_seconds)
         self._absent = {*range(self._workers.num_workers)} - {*members}
         self._awaited_by = {*members} - {self._index}
         return self._workers.subset(members, lock)

@@ -89,6 +89,7 @@ class _Agent(RestartLoop):
             self._members = Members(config.tasks, config.files.path, config.min_workers, timeout_seconds, fits)
         self._cluster = config.cluster if config.coordinates and config.writes_run else None  # its servers come and go
         self._child: Child | None = None
+        self._port_seconds = 0.0
 
     def run(self) -> int:
         os.environ |= self._memory.variables(0)
@@ -113,6 +114,7 @@ class _Agent(RestartLoop):
         recorded_bytes = self._record_bytes()
         # In the task the signal handlers are those of before.
         self._child = child = self._children.fork(functools.partial(self._task, self._config))
+        self._port_seconds = self._config.cluster_timeout_seconds  # from now on its port is this job's
         if self._members and (lock := self._config.tasks.lock):
             lock.release()  # the fork still has it
         if self._stop_signal:
@@ -166,7 +168,9 @@ class _Agent(RestartLoop):
             cluster = arrival.with_newcomers(self._cluster, self._config.files.workers)
         if self._stop_signal and cluster and cluster.lock:
             cluster.lock.release()  # whoever saves what is in memory takes it
-        return dataclasses.replace(self._config, cluster=cluster) if cluster else self._config
+        if cluster := cluster or self._config.cluster:
+            cluster = dataclasses.replace(cluster, port_seconds=self._port_seconds)
+        return dataclasses.replace(self._config, cluster=cluster)
 
     def _record_bytes(self) -> int:
         return os.path.getsize(self._events) if self._events and os.path.isfile(self._events) else 0

@@ -243,13 +243,14 @@ def _check_run_dir(config: Config) -> None:
     layout = config.files
     if config.trains:
         paths.check_writable("run_dir", layout.path)
-        if config.is_chief and (mode := os.stat(layout.path).st_mode) & stat.S_IWOTH:
+        mode, group = (status := os.stat(layout.path)).st_mode, status.st_gid
+        is_shared = mode & stat.S_IWGRP and group != os.getegid() and not layout.has_files
+        if config.is_chief and (mode & stat.S_IWOTH or is_shared):
+            who = "each user of this machine" if mode & stat.S_IWOTH else f"group {group}"
             logging.warning(
-                "run_dir=%s may be written to by each user of this machine (mode %o), who can exchange its files and "
-                "end the run; unless they are to, chmod o-w %s",
-                layout.path,
-                stat.S_IMODE(mode),
-                shlex.quote(layout.path),
+                "run_dir=%s may be written to by %s (mode %o), who can exchange its files and end the run; unless they "
+                "are to, chmod go-w %s",
+                *(layout.path, who, stat.S_IMODE(mode), shlex.quote(layout.path)),
             )
         if config.tensorboard_dir:
             paths.check_writable("tensorboard_dir", config.tensorboard)

@@ -194,8 +194,6 @@ def _try_flock(lock: int, run_dir: str) -> bool:
         in_use = RunDirInUse(f"run_dir={run_dir} is in use {described}, or use another run_dir")
         in_use.holder, in_use.is_elsewhere = holder, is_elsewhere
         raise in_use
-    if os.fstat(lock).st_nlink > 1:  # by a hard link it is another file as well, whose contents stay
-        return True
     with contextlib.suppress(OSError):  # it is open for reading alone, or the disk is full
         os.ftruncate(lock, 0)
         os.write(lock, f"{os.getpid()} {socket.gethostname()} {threads.pid_space()}".encode())

@@ -73,6 +73,7 @@ class Cluster:
       job_id: see `Tasks`.
       bind: the address of this host at which this task's own sockets listen; empty: where the others know it.
       is_chosen: whether Crankshaft's supervisor chose the addresses, and can choose others.
+      port_seconds: how long this task waits for its port, which it has had in an earlier attempt; 0 in the first.
       absent: (name, "host:port") of the job's workers that this attempt lacks.
       newcomers: the folder where workers at new addresses announce themselves, if this task can start again with them.
       lock: lock on the run_dir, if the parent of this task, the chief, has taken it.
@@ -85,6 +86,7 @@ class Cluster:
     job_id: str = ""
     bind: str = ""
     is_chosen: bool = False
+    port_seconds: float = 0.0
     absent: tuple[tuple[str, str], ...] = ()
     newcomers: str | None = None
     lock: LockedRunDir | None = None

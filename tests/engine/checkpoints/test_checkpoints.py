@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from crankshaft.engine.checkpoints import Checkpoints, load_weights, objects, read_newest
+from crankshaft.engine.checkpoints import Checkpoints, load_weights, objects, read_newest, store
 from crankshaft.engine.checkpoints import manifest as manifests
 from crankshaft.engine.errors import CheckpointError, SaveError
 from tests.arrays import assert_same
@@ -461,6 +461,35 @@ def test_a_folder_that_becomes_a_link_leads_to_no_other_runs_checkpoints(tmp_pat
     assert sorted((tmp_path / "others").iterdir()) == before
     with pytest.raises(OSError, match="it is a link"):
         manifests.remove(str(tmp_path / "own" / "ckpt-1.index"))
+
+
+def test_a_save_moves_only_what_it_wrote(tmp_path, monkeypatch):
+    """Whoever may write to a run's folder could have another's files moved to it."""
+    (private := tmp_path / "private").mkdir()
+    (private / "id_key").write_text("key")
+    _, checkpoints = saved(tmp_path / "run", [1])
+    make_folder, merge = store.files.make_folder, tf.raw_ops.MergeV2Checkpoints
+
+    def planted(path):
+        os.symlink(private, path)
+        return make_folder(path)
+
+    def swapped(destination_prefix, **given):
+        with open(f"{os.path.dirname(destination_prefix)}/notes", "w"):
+            merge(destination_prefix=destination_prefix, **given)
+        (save,) = (tmp_path / "run").glob("ckpt-*_temp_*")
+        (save / "whole").rename(save / "away")
+        (save / "whole").symlink_to(private)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.files, "make_folder", planted)
+        with pytest.raises(SaveError, match="File exists"):
+            checkpoints.save(2, {}, wait=True)
+    monkeypatch.setattr(tf.raw_ops, "MergeV2Checkpoints", swapped)
+    checkpoints.save(3, {}, wait=True)
+    assert [manifest.step for manifest in checkpoints.all()] == [1, 3]
+    assert os.listdir(private) == ["id_key"]
+    assert not {"id_key", "notes"} & {*names(tmp_path / "run")}
 
 
 @pytest.mark.parametrize("moment", ["after listing", "before hashing", "before the values"])

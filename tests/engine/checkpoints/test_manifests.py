@@ -17,7 +17,7 @@ def written(directory, step, serial, time="2026-01-01T00:00:00", **fields):
     for name in (f"ckpt-{step}.index", f"ckpt-{step}.data-00000-of-00001"):
         (folder / name).write_bytes(b"content of %d" % step)
     others = {"about": {}, "host_state": {}, "variables": {}, "versions": {}, **fields}
-    files = manifests.describe_files(folder)
+    files = manifests.describe_files(str(folder / f"ckpt-{step}"))
     made = Manifest(str(directory / f"ckpt-{step}"), step, serial, files=files, time=time, **others)
     manifests.publish(made, folder)
     folder.rmdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -384,6 +385,21 @@ def test_workers_at_new_addresses_are_those_that_were_announced_and_answer(tmp_p
         assert arrival.newcomers(cluster, str(notes)) == [("worker 1", newcomer)]
         os.utime(notes / newcomer, (0, 0))  # it has left, and another program has its port
         assert arrival.newcomers(cluster, str(notes)) == []
+
+
+def test_with_a_secret_a_worker_at_a_new_address_has_signed_its_note(tmp_path):
+    chief, server, newcomer, *others = (f"127.0.0.1:{port}" for port in free_ports(5))
+    cluster = Cluster((("chief", chief), ("ps 0", server), ("worker 0", newcomer)), 2, b"a secret of ours")
+    arrival.announce(cluster, str(tmp_path))
+    (tmp_path / others[0]).touch()
+    (tmp_path / others[1]).write_text((tmp_path / newcomer).read_text())
+    coordinator = dataclasses.replace(cluster, addresses=cluster.addresses[:2], index=0)
+    with serving(newcomer), serving(others[0]), serving(others[1]):
+        assert arrival.newcomers(coordinator, str(tmp_path)) == [("worker 0", newcomer)]
+        (tmp_path / newcomer).write_text("another's")
+        assert arrival.newcomers(coordinator, str(tmp_path)) == []
+        arrival.announce(cluster, str(tmp_path))
+        assert arrival.newcomers(coordinator, str(tmp_path)) == [("worker 0", newcomer)]
 
 
 def test_a_newcomer_takes_the_place_of_a_worker_that_has_left(tmp_path):

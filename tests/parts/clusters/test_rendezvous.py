@@ -97,6 +97,20 @@ def test_a_port_that_slurm_gave_and_another_program_has_ends_the_task_so_that_it
     assert error.value.exit_code == EXIT_PORT_TAKEN
 
 
+def test_a_task_waits_for_its_port_if_another_program_has_taken_it_since_an_earlier_attempt(port):
+    first = on_host(1, tasks(port), 0)
+    again = dataclasses.replace(first, port_seconds=PATIENCE)
+    with socket.create_server(("127.0.0.1", port)) as taken:
+        with pytest.raises(UsageError, match="that port is in use"):
+            rendezvous.check_bindable(first)
+        with pytest.raises(ClusterError, match="another program took it between attempts"):
+            rendezvous.check_bindable(dataclasses.replace(first, port_seconds=0.2))
+        ends = threading.Timer(0.3, taken.close)
+        ends.start()
+        rendezvous.check_bindable(again)
+        ends.join()
+
+
 def test_a_task_that_waits_for_the_lock_of_another_host_sees_there_who_has_its_index(port, tmp_path):
     with open(tmp_path / locks.NAMES.lock, "w") as held:
         held.write("7 elsewhere 0")

@@ -257,14 +257,6 @@ def test_a_lock_that_is_no_file_is_refused_at_once_and_its_target_stays(tmp_path
     assert (tmp_path / "victim").read_text() == "dear"
 
 
-def test_a_lock_that_is_another_files_name_too_leaves_its_content(tmp_path):
-    (tmp_path / "victim").write_text("dear")
-    os.link(tmp_path / "victim", tmp_path / ".lock")
-    with locks.lock(str(tmp_path)):
-        pass
-    assert (tmp_path / "victim").read_text() == "dear"
-
-
 @pytest.mark.holds("Links at the paths")
 def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     (tmp_path / "victim").write_text("dear")
@@ -377,6 +369,18 @@ def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_
     os.chmod(run_dir, mode)
     assert problem(*RUN, f"--run_dir={run_dir}") is None
     assert (f"may be written to by each user of this machine (mode {mode:o})" in caplog.text) == is_named
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_new_run_dir_that_a_group_may_write_to_is_named(run_dir, tmp_path, caplog, monkeypatch, is_new):
+    (folder := tmp_path / "new" if is_new else run_dir).mkdir(exist_ok=True)
+    os.chmod(folder, 0o2775)
+    assert problem(*RUN, f"--run_dir={folder}") is None
+    assert "may be written to" not in caplog.text  # by its user's own group
+    group = os.stat(folder).st_gid
+    monkeypatch.setattr(os, "getegid", lambda: group + 1)
+    assert problem(*RUN, f"--run_dir={folder}") is None
+    assert (f"may be written to by group {group} (mode 2775)" in caplog.text) == is_new
 
 
 def test_a_lock_that_is_removed_is_made_again(tmp_path):
