@@ -123,7 +123,10 @@ def killed_while_publishing(monkeypatch, state, directory, step, moved):
     replace, count = os.replace, iter(range(moved))
 
     def until(source, target):
-        if "_temp_" in str(source) and "manifest" not in str(source) and next(count, None) is None:
+        is_moved = str(source).startswith("/proc/self/fd/") and "manifest" not in str(
+            source
+        )  # out of the save's folder
+        if is_moved and next(count, None) is None:
             raise Killed
         replace(source, target)
 
