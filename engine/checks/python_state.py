@@ -40,11 +40,11 @@ class PythonState:
     """The values that a trainer's objects have in Python at this time: those that the program's own code defines.
 
     Args:
-      owners: the trainer and its layers, with their titles.
+      owners: returns the trainer and its layers, with their titles.
     """
 
-    def __init__(self, owners: Iterable[tuple[str, Any]]):
-        self._owners, self._values = [*owners], dict[str, Any]()
+    def __init__(self, owners: Callable[[], Iterable[tuple[str, Any]]]):
+        self._owners, self._values = [*owners()], dict[str, Any]()
         self._parts: list[tuple[Any, Any]] = []  # what has values, and a copy of it
         self._iterators: dict[int, Any] = {}  # copies, by `id`
         queue, seen = self._owners.copy(), dict[int, Any]()
@@ -61,7 +61,7 @@ class PythonState:
         """Warns if a step whose trace has changed values since has other constants when `trace` traces it again."""
         if not (changed := self._changes()):
             return
-        traced = PythonState(self._owners)
+        traced = PythonState(lambda: self._owners)
         try:
             again = trace().graph
             places = {path.rstrip("0123456789") for path in traced._changes()}  # a list may have grown
@@ -82,7 +82,7 @@ class PythonState:
 
     def _changes(self) -> dict[str, str]:
         """Describes, by path, the values that are others now. A tensor is none: each trace sets its own."""
-        now, before = PythonState(self._owners)._values, self._values
+        now, before = PythonState(lambda: self._owners)._values, self._values
         paths = [path for path, x in now.items() if path not in before or not (x is before[path] or x == before[path])]
         was = {path: f"{before[path]!r:.60}" if path in before else "unset" for path in paths}
         return {path: f"from {was[path]} to {now[path]!r:.60}" for path in paths}

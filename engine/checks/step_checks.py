@@ -68,7 +68,7 @@ class StepChecks:
           replicates_batch: whether each replica computes the whole batch, so that what it assigns is the others' too.
         """
         before = _variables(self._state)
-        python = self._state and not self._run_eagerly and PythonState(self._state.trainer.inventory.captured.owners())
+        python = self._state and not self._run_eagerly and PythonState(self._state.trainer.inventory.captured.owners)
         try:
             step = trace()
         except Exception as error:

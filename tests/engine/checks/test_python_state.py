@@ -137,7 +137,7 @@ def test_what_a_step_counts_in_python_is_named_with_the_line_that_computes_with_
         trainer = Counting(change)
         trainer.model = trainer.build_model()
         trace = functools.partial(traced, trainer)
-        state = PythonState([("Counting", trainer), ("out", trainer.model.layers[0])])
+        state = PythonState(lambda t=trainer: [("Counting", t), ("out", t.model.layers[0])])
         state.warn_if_computed(trace().graph, trace)
         (line,) = [line for line in caplog.messages if "only as it is traced" in line]
         assert f"{path} (from" in line
