@@ -33,11 +33,11 @@ def test_what_is_beside_the_package_is_the_users():
 
 
 def test_code_outside_site_packages_is_the_users_but_for_pythons_and_the_packages_own():
-    for file in ("/home/me/a.py", "/home/me/lib/python/a.py", "<stdin>", str(ROOT / "models" / "mlp.py")):
+    for file in ("/home/me/a.py", "/home/me/lib/python/a.py", "<stdin>", f"{own_code.ROOT}models/mlp.py"):
         assert own_code.is_users(file)
     for file in (
         *(json.__file__, "<string>", "<frozen runpy>", "/tmp/__autograph_generated_file8h.py", tf.__file__),
-        *(str(ROOT / "runner" / "base.py"), keras.layers.__file__),
+        *(f"{own_code.ROOT}runner/base.py", keras.layers.__file__),
     ):
         assert not own_code.is_users(file)
 
