@@ -93,7 +93,9 @@ class Captured:
         self._changing: list[tuple[Any, dict[str, Any]]] = []  # arrays, with their values
         self._code: list[tuple[Any, tuple]] = []  # of the user's functions
         self._is_traced = False
+        self._steps: dict[Any, Callable[..., bool]] = {}  # by what has traced each: whether it reads an attribute
         self._warned: set[str] = set()
+        self._unread: set[tuple[int, str]] = set()  # the `id`s of owners, and names
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
 
     def note(self, is_traced: bool = True) -> None:
@@ -110,6 +112,15 @@ class Captured:
             if isinstance(values.get(""), _Large) and (line := _LEFT_OUT.format(f"{title}.{name}")) not in self._warned:
                 self._warned.add(line)
                 logging.info("%s", line)
+
+    def add_step(self, key: Any, reads: Callable[[Any, str, bool], bool]) -> None:
+        """Adds a traced step, in place of that of the same key.
+
+        Args:
+          reads: whether the step reads an attribute, by its owner and name, and whether it was None.
+        """
+        self._steps[key] = reads
+        self._unread.clear()
 
     def owners(self) -> list[tuple[str, Any]]:
         """Returns the trainer and its layers, with their titles."""
@@ -164,8 +175,8 @@ class Captured:
             self._compare(*change)
         self._note_places()
 
-    def _changes(self) -> Iterator[tuple[str, Any, Any, bool]]:
-        """Yields (path, value before, value now, whether it is new) of what is not as it was noted."""
+    def _changes(self) -> Iterator[tuple[Any, str, str, Any, Any, bool]]:
+        """Yields (owner, attribute, path, value before, value now, whether new) of what is not as it was noted."""
         for title, owner, name, before in self._attributes:
             present = _compared(unbound(getattr(owner, name, None)))
             for part in {**before, **present}:
@@ -173,10 +184,10 @@ class Captured:
                 # A function whose code has changed may read other things of its module.
                 is_read_by_both = _READ not in part or (was is not None and part in present)
                 if now is not was and now != was and is_read_by_both:
-                    yield f"{title}.{name}{part}", was, now, part not in before
+                    yield owner, name, f"{title}.{name}{part}", was, now, part not in before
 
-    def _compare(self, path: str, before: Any, now: Any, is_new: bool) -> None:
-        if path in self._warned:
+    def _compare(self, owner: Any, name: str, path: str, before: Any, now: Any, is_new: bool) -> None:
+        if path in self._warned or (id(owner), name) in self._unread:
             return
         is_cache = is_new and isinstance(now, _Reference) and isinstance(now.value, tf.Tensor)
         if is_cache or _IN_A_GRAPH in (before, now):
@@ -188,7 +199,9 @@ class Captured:
                 "would have the new one; put the former back, and change its values (model.set_weights, "
                 "variable.assign)"
             )
-        if self._is_traced:
+        if self._is_traced and not self._is_read(owner, name, was_none=before is None):
+            self._unread.add((id(owner), name))
+        elif self._is_traced:
             self._warned.add(path)
             if isinstance(before, _Function) and isinstance(now, _Function):
                 logging.warning(_CHANGED_CODE, path)
@@ -198,6 +211,11 @@ class Captured:
                 "tf.Variable, which checkpoints keep, and assign that",
                 *(path, f"{before!r:.60}", f"{now!r:.60}"),
             )
+
+    def _is_read(self, owner: Any, name: str, was_none: bool) -> bool:
+        """Whether a step may read an attribute; each is traced again to find out."""
+        is_known = self._steps and name in vars(owner) and vars(owner)[name] is not None
+        return not is_known or any(reads(owner, name, was_none) for reads in self._steps.values())
 
     def check_save(self) -> None:
         """Checks, as `check` does, that a checkpoint would have all with which the steps compute.

@@ -36,6 +36,15 @@ _CHANGED = (
 )
 
 
+class _NoValue:
+    """An object that can be passed on, and nothing else."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise TypeError("no value")
+
+    __bool__ = __eq__ = __hash__ = __str__ = __format__ = _refuse
+
+
 class PythonState:
     """The values that a trainer's objects have in Python at this time: those that the program's own code defines.
 
@@ -79,6 +88,23 @@ class PythonState:
             named = [f"{path} ({change})" for path, change in (twice or changed).items()]
             more = f" and {len(named) - 3} more" if named[3:] else ""
             logging.warning_once(_CHANGED, ", ".join(named[:3]) + more, digests.describe(op))
+
+    def is_read(self, owner: Any, name: str, was_none: bool, trace: Callable[[], Any]) -> bool:
+        """Whether a step reads an attribute: its trace fails, with an object there that has no value.
+
+        Whether it asks for None is found by a trace with None there, which is another then.
+        """
+        before, found = vars(owner)[name], set[str]()
+        try:
+            for value in (_NoValue(), None) if was_none else (_NoValue(),):
+                vars(owner)[name] = value
+                found.add(digests.digest(trace().graph, integers=True).value)
+        except Exception:
+            return True
+        finally:
+            self._put_back()
+            vars(owner)[name] = before
+        return len(found) > 1
 
     def _changes(self) -> dict[str, str]:
         """Describes, by path, the values that are others now. A tensor is none: each trace sets its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -92,9 +93,17 @@ class StepChecks:
             raise UsageError(_ELSEWHERE.format(type(self._state.trainer).__name__, used, "replica", made, cure))
         replicas_traced = self._check(step.graph, replicates_batch)
         # With other processes, whose Python may change nothing, a second trace would number collectives differently.
-        if python and self._runner and replicas_traced == self._replicas:
+        if python and self._state and self._runner and replicas_traced == self._replicas:
             python.warn_if_computed(step.graph, trace)
-            self._runner.pop_contexts()
+            runner, captured = self._runner, self._state.trainer.inventory.captured
+            runner.pop_contexts()
+
+            def reads(owner: Any, name: str, was_none: bool) -> bool:
+                is_read = PythonState(captured.owners).is_read(owner, name, was_none, trace)
+                runner.pop_contexts()
+                return is_read
+
+            captured.add_step(self, reads)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
             with self.second_trace.deciding():

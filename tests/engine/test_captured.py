@@ -49,7 +49,9 @@ class Objects(Squares):
 
     def loss(self, outputs, batch):
         self.traced += 1
-        return mean((1 + self.beta) * tf.square(outputs[:, 0] - batch[1]))
+        numbers = self.mask, self.masks[0], self.by_name["a"]["b"], self.masks[1], self.power, self.factor
+        scale = sum(map(np.sum, numbers)) + (self.gone == "here") + (self.nothing is not None)
+        return mean(scale * (1 + self.beta) * tf.square(outputs[:, 0] - batch[1]))
 
 
 def another(x):
@@ -132,7 +134,7 @@ class Caching(Squares):
 
     def loss(self, outputs, batch):
         self.cache.sample = tf.square(outputs[:, 0] - batch[1])
-        return mean(self.cache.sample)
+        return mean(self.cache.sample * self.shared[0].numbers[1])
 
 
 def test_a_tensor_that_each_call_sets_again_is_no_change_and_too_many_values_are_left_out_by_a_line(bench, caplog):

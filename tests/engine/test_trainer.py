@@ -408,10 +408,13 @@ class Annealed(Linear):
     def __init__(self):
         super().__init__()
         self.beta, self.traced, self.shares = 0.0, 0, {"a": 1.0}
+        self.best, self.shown = None, 0.0  # which no step reads
+        self.limit = None
 
     def loss(self, outputs, batch):
         self.traced += 1
-        return mean(self.shares["a"] * tf.square(outputs[:, 0]) * (1 + self.beta) ** self.power)
+        scale = 1.0 if self.limit is None else 2.0
+        return mean(scale * self.shares["a"] * tf.square(outputs[:, 0]) * (1 + self.beta) ** self.power)
 
 
 @pytest.mark.parametrize("evaluates", [False, True])
@@ -431,7 +434,8 @@ def test_a_plain_attribute_that_changes_after_the_trace_is_named_once(bench, cap
     for step in range(2):
         made.trainer.beta += 1.0
         made.trainer.shares["a"], made.trainer.power = 2.0 + step, 2
+        made.trainer.best, made.trainer.shown, made.trainer.limit = 0.5 + step, "line", 1.0
         call()
     lines = [record.getMessage() for record in caplog.records if "as it was traced" in record.getMessage()]
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert any("Annealed.beta: a step that reads it keeps 0.0, as it was traced, and it is 1.0 now" in x for x in lines)
