@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from .. import logging
-from ..captured import CHECKED_BYTES, CHECKED_ITEMS, PLAIN, attributes, comparable, is_users, read_outside
+from ..captured import CHECKED_BYTES, CHECKED_ITEMS, PLAIN, Captured, attributes, comparable, is_users, read_outside
 from ..internals import graphs, keras
 from ..own_code import is_users as is_users_file
 from . import digests
@@ -167,6 +167,17 @@ class PythonState:
                 for name, value in before.items():
                     if now.get(name) is not value:
                         setattr(part, name, value) if isinstance(part, type) else part.update({name: value})
+
+
+def add_step(captured: Captured, key: Any, trace: Callable[[], Any], after: Callable[[], Any]) -> None:
+    """Has `captured` find by traces of a step, and a call of `after`, whether it reads an attribute."""
+
+    def reads(owner: Any, name: str, was_none: bool) -> bool:
+        is_read = PythonState(captured.owners).is_read(owner, name, was_none, trace)
+        after()
+        return is_read
+
+    captured.add_step(key, reads)
 
 
 def _is_programs(value: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,7 +18,7 @@ from ..step.runner import StepRunner
 from .compiled import check_compilable, warn_of_step
 from .losses import check_losses
 from .options import check_options
-from .python_state import PythonState
+from .python_state import PythonState, add_step
 from .variables import SecondTrace, check_aggregated, check_saved, check_written
 
 _MADE_IN_A_STEP = (
@@ -95,15 +94,8 @@ class StepChecks:
         # With other processes, whose Python may change nothing, a second trace would number collectives differently.
         if python and self._state and self._runner and replicas_traced == self._replicas:
             python.warn_if_computed(step.graph, trace)
-            runner, captured = self._runner, self._state.trainer.inventory.captured
-            runner.pop_contexts()
-
-            def reads(owner: Any, name: str, was_none: bool) -> bool:
-                is_read = PythonState(captured.owners).is_read(owner, name, was_none, trace)
-                runner.pop_contexts()
-                return is_read
-
-            captured.add_step(self, reads)
+            self._runner.pop_contexts()
+            add_step(self._state.trainer.inventory.captured, self, trace, self._runner.pop_contexts)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
             with self.second_trace.deciding():
