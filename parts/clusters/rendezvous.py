@@ -40,8 +40,10 @@ _LEFT_SECONDS = 10.0  # a task that has arrived always answers, except briefly a
 # Its first three bytes are its length. An acknowledgement of settings, which no server begins with, means: not ready.
 _READY, _STARTING = (bytes((0, 0, 0, 4, flags, 0, 0, 0, 0)) for flags in (0, 1))
 _ANSWERS = {_READY: "ready", _STARTING: "starting"}
-# A task's note follows, in a frame of a type that HTTP/2 does not know: a signature, and JSON.
-_NOTE_TYPE, _SIGNATURE_BYTES = 0xF0, 32
+# The caller then asks for a note, by a nonce and the address that it calls, in a frame of a type that HTTP/2 does not
+# know; the task's note follows in such a frame: a signature of the question and the note, and JSON.
+_NOTE_TYPE, _NONCE_BYTES, _SIGNATURE_BYTES = bytes((0xF0, 0, 0, 0, 0, 0)), 16, 32
+_MOST_CALLERS = 256  # that a task awaits the questions of
 _MOST_CALLS = 128  # side by side, for the limit of open files
 _REFUSAL_SECONDS = 5.0  # how long a task that can't start lets its peers know why
 _SHOWN_CHARACTERS = 300  # of another task's words
@@ -218,17 +220,14 @@ class Rendezvous:
     chief's server starts first. The others' call it, and a call that came too early would be repeated only after a
     second (by TCP, RFC 6298, 2.1, and by gRPC as TensorFlow sets it in grpc_channel.cc).
 
-    An answer has a note, plain JSON, signed for this job: which task of it answers, on which host, and which peers it
-    does not reach.
-
-    Args:
-      strangers_are_absent: whether an answer that another job signed, or nobody, is none; else it is a mistake, unless
-        a scheduler's job has chosen the ports, where that of another job may have chosen the same.
+    An answer has a note, plain JSON, signed for this job and the caller: which task of it answers, on which host, and
+    which peers it does not reach. One that another job signed, or nobody, is a mistake. In a job with a secret it is
+    none, as is that of a task at another address; and where a scheduler's job has chosen the ports, as that of another
+    job may have chosen the same.
     """
 
-    def __init__(self, cluster: Cluster, strangers_are_absent: bool = False):
+    def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self._strangers_are_absent = strangers_are_absent or bool(cluster.job_id)
         self._strangers: dict[tuple[str, str], float] = {}  # since when another job's task answers for each peer
         self._frame = _STARTING
         self._process = secrets.token_hex(8)
@@ -257,15 +256,41 @@ class Rendezvous:
         cluster = self._cluster
         task = {"task": cluster.task, "address": cluster.address, "host": socket.gethostname()}
         self._note |= {**task, "process": self._process, **note}
-        body = json.dumps(self._note).encode()
-        data = hmac.digest(cluster.identity, body, "sha256") + body
-        self._greeting = self._frame + len(data).to_bytes(3, "big") + bytes((_NOTE_TYPE, 0, 0, 0, 0, 0)) + data
+        self._body = json.dumps(self._note).encode()
 
     def _greet_callers(self) -> None:
+        """Sends each caller the frame at once, and the note once it asks: one that is silent delays no other."""
+        callers = dict[int, tuple[socket.socket, float]]()  # and until when each may ask, in the order of their coming
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
         with contextlib.suppress(OSError):  # the listener is shut down
             while True:
-                with self._listener.accept()[0] as caller, contextlib.suppress(OSError):
-                    caller.sendall(self._greeting)
+                ready = {number for number, _ in poll.poll(1000)}
+                for number in callers.keys() & ready:
+                    with contextlib.suppress(OSError):
+                        self._answer(callers[number][0])
+                now, surplus = time.monotonic(), [*callers][: max(0, len(callers) - _MOST_CALLERS)]
+                left = [number for number, (_, until) in callers.items() if number in ready or now > until]
+                for number in {*left, *surplus}:
+                    poll.unregister(number)
+                    callers.pop(number)[0].close()
+                if self._listener.fileno() in ready:
+                    caller = self._listener.accept()[0]
+                    caller.setblocking(False)
+                    callers[caller.fileno()] = caller, now + _CONNECT_SECONDS
+                    poll.register(caller, select.POLLIN)
+                    with contextlib.suppress(OSError):
+                        caller.sendall(self._frame)
+        for caller, _ in callers.values():
+            caller.close()
+
+    def _answer(self, caller: socket.socket) -> None:
+        """Sends the note, if a caller asks for it. Raises OSError."""
+        asked, body = caller.recv(1 << 12), self._body
+        if asked[3:9] == _NOTE_TYPE and int.from_bytes(asked[:3], "big") == len(asked) - 9:
+            signed = _framed(hmac.digest(self._cluster.identity, asked + body, "sha256") + body)
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(signed))  # which takes it at once
+            caller.sendall(signed)
 
     def ask(self, timeout_seconds: float) -> dict[tuple[str, str], Reply]:
         """Asks all peers for their answers, and announces which of them do not answer.
@@ -274,8 +299,11 @@ class Rendezvous:
           UsageError: a task answers that is another than the cluster names.
         """
         replies = call_all(self._cluster.peers, timeout_seconds, self._cluster.identity)
-        if self._strangers_are_absent:
-            strangers = [peer for peer, reply in replies.items() if reply.note and not reply.is_signed]
+        if self._cluster.secret or self._cluster.job_id:
+            notes = {peer: reply for peer, reply in replies.items() if reply.note}
+            strangers = [
+                peer for peer, it in notes.items() if not (it.is_peers if self._cluster.secret else it.is_signed)
+            ]
             self._strangers = {peer: self._strangers.get(peer, time.monotonic()) for peer in strangers}
             replies |= dict.fromkeys(strangers, Reply())
         self._replies = replies
@@ -289,7 +317,7 @@ class Rendezvous:
 
     def _check_identity(self, peer: tuple[str, str], reply: Reply) -> None:
         """Raises `UsageError` if the task that answers is not the peer, by its own words."""
-        if reply.note is None or (reply.is_signed and reply.note.get("address") == peer[1]):
+        if reply.note is None or reply.is_peers:
             return
         there, address, process, host = (
             _shown(reply.note.get(name)) for name in ("task", "address", "process", "host")
@@ -376,7 +404,8 @@ class Rendezvous:
                 raise ClusterError(self.missing_line(left, f"came, and has not answered for {_LEFT_SECONDS:g} s"))
             awaited = describe_peers([peer for peer in peers if peer not in here])
             wait.log_progress(f"{awaited} {'to be ready' if ready else 'to come'}")
-            if taken := [peer for peer, since in self._strangers.items() if now - since > _LEFT_SECONDS]:
+            taken = [peer for peer, since in self._strangers.items() if now - since > _LEFT_SECONDS]
+            if taken and self._cluster.job_id:
                 raise PortTakenError(f"{describe_peers(taken)}: a task of another job answers there; {_REQUEUE}")
             if wait.is_over:
                 # Others give up at the same moment: a peer that left is to blame only if all came once.
@@ -409,6 +438,11 @@ class Rendezvous:
             fix = (
                 f"what it sends does not reach {task} ({address}), this process: let TCP and UDP in here at port "
                 f"{split(address)[1]}, and out there"
+            )
+        elif strangers := [peer for peer in peers if peer in self._strangers]:
+            fix = (
+                f"a task answers at {describe_peers(strangers)}, of another job or another list of tasks: give all "
+                f"tasks of a job one list, spelled alike, and one {SECRET}, each an index and an address of its own"
             )
         elif any(replies[peer].answer is None for peer in peers):
             fix = "it is stopped, or another program has the port"
@@ -458,12 +492,14 @@ class Reply(NamedTuple):
         without such an answer, e.g. a stopped process, whose kernel still accepts connections.
       note: what the task announces.
       is_signed: whether the note is of the caller's job.
+      is_peers: whether it is, and of the task at the address that was called.
       is_dropped: whether not even a refusal came back.
     """
 
     answer: str | None = ""
     note: Mapping[str, Any] | None = None
     is_signed: bool = False
+    is_peers: bool = False
     is_dropped: bool = False
 
 
@@ -493,7 +529,9 @@ def call_all(
     for first in range(0, len(peers), _MOST_CALLS):
         with contextlib.ExitStack() as stack:
             called = peers[first : first + _MOST_CALLS]
-            calls = [_Call(peer, sock, bytearray()) for peer in called for sock in _connect(peer, stack)]
+            calls = [
+                _Call(peer, sock, bytearray(), question(peer[1])) for peer in called for sock in _connect(peer, stack)
+            ]
             replies |= _receive(calls, time.monotonic() + timeout_seconds, identity)
     return {peer: replies.get(peer, Reply()) for peer in peers}
 
@@ -502,6 +540,16 @@ class _Call(NamedTuple):
     peer: tuple[str, str]
     sock: socket.socket
     received: bytearray
+    asked: bytes
+
+
+def question(address: str) -> bytes:
+    """Makes what a caller asks the task at an address: no answer to another question is one to this."""
+    return _framed(secrets.token_bytes(_NONCE_BYTES) + address.encode())
+
+
+def _framed(data: bytes) -> bytes:
+    return len(data).to_bytes(3, "big") + _NOTE_TYPE + data
 
 
 def _connect(peer: tuple[str, str], stack: contextlib.ExitStack) -> Iterator[socket.socket]:
@@ -527,10 +575,12 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
         poll.register(number, select.POLLIN)
     while waiting and (left := until - time.monotonic()) > 0:
         for number in [number for number, _ in poll.poll(left * 1000) if number in waiting]:
-            peer, sock, received = waiting[number]
+            peer, sock, received, asked = waiting[number]
             try:
                 received += (data := sock.recv(1 << 16))
-                reply = parse(received, identity) if data else Reply(None)
+                if bytes(received[:9]) in _ANSWERS and len(received) - len(data) < 9:
+                    sock.sendall(asked)
+                reply = parse(received, identity, asked) if data else Reply(None)
             except BlockingIOError:
                 continue
             except OSError as error:
@@ -544,7 +594,7 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
             for done in [number] if not reply.answer else [n for n, made in waiting.items() if made.peer == peer]:
                 poll.unregister(done)
                 waiting.pop(done, None)
-    for peer, sock, _ in waiting.values():
+    for peer, sock, _, _ in waiting.values():
         try:
             sock.getpeername()
             replies[peer] = Reply(None)
@@ -553,8 +603,8 @@ def _receive(calls: Sequence[_Call], until: float, identity: bytes) -> dict[tupl
     return replies
 
 
-def parse(data: bytes | bytearray, identity: bytes) -> Reply | None:
-    """Parses what has come of an answer; None if more has to."""
+def parse(data: bytes | bytearray, identity: bytes, asked: bytes) -> Reply | None:
+    """Parses what has come of an answer to a question; None if more has to."""
     frame, header, rest = bytes(data[:9]), data[9:18], bytes(data[18:])
     if len(frame) < len(_READY):
         return None
@@ -565,8 +615,9 @@ def parse(data: bytes | bytearray, identity: bytes) -> Reply | None:
     signature, body = rest[:_SIGNATURE_BYTES], rest[_SIGNATURE_BYTES:]
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(note := json.loads(body), dict):
-            is_signed = hmac.compare_digest(signature, hmac.digest(identity, body, "sha256"))
-            return Reply(_ANSWERS[frame], note, is_signed)
+            is_signed = hmac.compare_digest(signature, hmac.digest(identity, asked + body, "sha256"))
+            is_here = str(note.get("address")).encode() == asked[9 + _NONCE_BYTES :]
+            return Reply(_ANSWERS[frame], note, is_signed, is_signed and is_here)
     return Reply(None)
 
 
@@ -609,9 +660,9 @@ class Presence:
 
     def is_gone(self) -> bool:
         reply = call(self._address, identity=self._identity)
-        is_stranger = self._identity and reply.note and not reply.is_signed
+        is_stranger = self._identity and reply.note and not reply.is_peers
         here, now = "" if is_stranger else reply.answer, time.monotonic()
-        self.refusal = refusal(reply.note) if reply.is_signed else ""
+        self.refusal = refusal(reply.note) if reply.is_peers else ""
         self.came = self.came or bool(here)
         self._away_seconds = 0.0 if here else self._away_seconds + min(now - self._checked_at, 2 * _CONNECT_SECONDS)
         self._checked_at = now

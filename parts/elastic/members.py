@@ -44,7 +44,7 @@ def is_waiting(address: str, identity: bytes, members: Sequence[tuple[str, str]]
     """Returns whether an agent of the job waits at its task's address for an attempt, and reaches all its members."""
     reply = rendezvous.call(address, identity=identity)
     note = reply.note
-    if not (note and reply.is_signed and _is_agent(note)) or rendezvous.leaves(note):
+    if not (note and reply.is_peers and _is_agent(note)) or rendezvous.leaves(note):
         return False
     return not {*map(str, rendezvous.missed(note))} & {address for _, address in members}
 
@@ -146,7 +146,7 @@ class Members:
 
     def _meet(self) -> Rendezvous:
         # A worker that is away has left its port to any program, but not the job's secret.
-        return Rendezvous(self._workers, strangers_are_absent=self._has_begun and bool(self._workers.secret))
+        return Rendezvous(self._workers)
 
     def _exchange(self, here: Rendezvous, leaving: bool = False) -> tuple[dict[int, Mapping[str, Any]], set[int]]:
         """Announces who is absent; returns the notes of the others that are here, and the others whose tasks run."""
@@ -267,7 +267,7 @@ class Members:
         while left and time.monotonic() < end:
             replies = {peer: rendezvous.call(peer[1], identity=self._workers.identity) for peer in left}
             for peer, reply in replies.items():
-                if reply.is_signed and (reason := rendezvous.refusal(reply.note)):
+                if reply.is_peers and (reason := rendezvous.refusal(reply.note)):
                     return f"{rendezvous.describe_peers([peer])} has not started: {reason}"
             left = [peer for peer, reply in replies.items() if not reply.answer or _is_agent(reply.note)]
             time.sleep(_POLL_SECONDS)

@@ -111,6 +111,30 @@ def test_a_task_waits_for_its_port_if_another_program_has_taken_it_since_an_earl
         ends.join()
 
 
+@pytest.mark.parametrize("index", [0, 1], ids=["a peer's index twice", "another job"])
+def test_with_a_secret_a_stranger_at_a_peers_address_is_absent_and_named_in_the_end(port, index):
+    theirs = on_host(2, tasks(port), index, b"a secret of ours" if index == 0 else b"a secret of theirs")
+    ours = on_host(1, tasks(port), 0, b"a secret of ours")
+    with Rendezvous(theirs), Rendezvous(ours) as here:
+        with pytest.raises(ClusterError, match=r"^worker 1 .* did not come .* of another job or another list of tasks"):
+            here.wait(0.5)
+        presence = rendezvous.Presence(ours.peers[0][1], PATIENCE, ours.identity)
+        assert (presence.is_gone(), presence.came) == (False, False)
+
+
+def test_callers_that_are_silent_keep_no_other_waiting(port, monkeypatch):
+    monkeypatch.setattr(rendezvous, "_CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(rendezvous, "_MOST_CALLERS", 20)
+    cluster = on_host(1, tasks(port), 0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Rendezvous(cluster))
+        silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
+        assert rendezvous.call(cluster.address, PATIENCE, cluster.identity).is_peers
+        silent[-1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        assert silent[-1].makefile("rb").read() == rendezvous._STARTING
+        assert silent[0].makefile("rb").read() == rendezvous._STARTING  # the oldest make way
+
+
 def test_a_task_that_waits_for_the_lock_of_another_host_sees_there_who_has_its_index(port, tmp_path):
     with open(tmp_path / locks.NAMES.lock, "w") as held:
         held.write("7 elsewhere 0")
@@ -135,18 +159,22 @@ def test_a_task_that_waits_for_the_lock_of_another_host_sees_there_who_has_its_i
 def test_each_beginning_of_an_answer_is_incomplete_and_no_other_byte_in_it_is_an_error(port):
     cluster = on_host(1, tasks(port), 0)
     with Rendezvous(cluster), socket.create_connection(("127.0.0.1", port)) as caller:
-        answer = caller.makefile("rb").read()
+        answer = caller.recv(9)  # at once, as other programs that look for a server are answered
+        caller.sendall(asked := rendezvous.question(f"127.0.0.1:{port}"))
+        answer += caller.makefile("rb").read()
     for length in range(len(answer)):
-        assert rendezvous.parse(answer[:length], cluster.identity) is None, length
-    reply = rendezvous.parse(answer, cluster.identity)
+        assert rendezvous.parse(answer[:length], cluster.identity, asked) is None, length
+    reply = rendezvous.parse(answer, cluster.identity, asked)
+    assert reply.is_peers
+    assert not rendezvous.parse(answer, cluster.identity, rendezvous.question(cluster.address)).is_signed  # a replay
     assert (reply.answer, reply.is_signed, reply.note["task"]) == ("starting", True, "worker 0")
     for place in range(len(answer)):
         for byte in {answer[place] ^ bit for bit in (1, 2, 64, 128, 255)}:
-            other = rendezvous.parse(answer[:place] + bytes([byte]) + answer[place + 1 :], cluster.identity)
+            other = rendezvous.parse(answer[:place] + bytes([byte]) + answer[place + 1 :], cluster.identity, asked)
             # Its frames are not signed: another type of them, or length, may be read as the same note.
             assert other is None or not other.is_signed or place < 18, place
-    assert [rendezvous.parse(SETTINGS[:length], b"") for length in range(9)] == [None] * 9
-    assert rendezvous.parse(SETTINGS, b"").answer == "serving"
+    assert [rendezvous.parse(SETTINGS[:length], b"", b"") for length in range(9)] == [None] * 9
+    assert rendezvous.parse(SETTINGS, b"", b"").answer == "serving"
 
 
 def test_a_server_that_was_there_before_its_task_could_come_is_anothers(port):
