@@ -19,6 +19,7 @@ from crankshaft.runner.host.tasks import Cluster, make_cluster
 from tests.waiting import PATIENCE
 
 SETTINGS = bytes([0, 0, 12, 4, 0, 0, 0, 0, 0])  # by which TensorFlow's server begins
+STARTING = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])  # by which a task does that is not ready
 
 
 def tasks(port: int, count: int = 2) -> tuple[tuple[str, str], ...]:
@@ -131,8 +132,8 @@ def test_callers_that_are_silent_keep_no_other_waiting(port, monkeypatch):
         silent = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(40)]
         assert rendezvous.call(cluster.address, PATIENCE, cluster.identity).is_peers
         silent[-1].sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        assert silent[-1].makefile("rb").read() == rendezvous._STARTING
-        assert silent[0].makefile("rb").read() == rendezvous._STARTING  # the oldest make way
+        assert silent[-1].makefile("rb").read() == STARTING
+        assert silent[0].makefile("rb").read() == STARTING  # the oldest make way
 
 
 def test_a_task_that_waits_for_the_lock_of_another_host_sees_there_who_has_its_index(port, tmp_path):
