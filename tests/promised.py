@@ -39,6 +39,7 @@ OTHERS = (  # which guides use
     "crankshaft.parts.sharding.Dense",
 )
 EXTENSION_POINTS = (  # which may change in a minor version
+    "crankshaft.engine.metrics.pairs.Pair",
     "crankshaft.engine.optimizers.FusedOptimizer",
     "crankshaft.engine.reduction.Reduction",
     "crankshaft.engine.strategies.base.Strategy",

@@ -10,7 +10,7 @@ import tensorflow as tf
 from .. import logging
 from ..errors import UsageError
 from . import ranking
-from .pairs import VECTORS, Auc, Confusion, ExpMean, Mean, Pair, RootMean, SumOfMeans
+from .pairs import Auc, Confusion, ExpMean, Mean, Pair, RootMean, SumOfMeans
 
 FEW_CLASSES = 100  # up to this number, a confusion matrix costs almost nothing
 _ENGINES = ("loss", "loss_with_penalties", "gradient_norm", "skipped")  # the engine's metric names
@@ -210,16 +210,18 @@ def as_pair(pair: Any, owner: str, weights: Any = None, is_loss: bool = False, c
             f"{owner}: a Keras metric is not a pair; keep self.{pair.name} = crankshaft.KerasMetric(metric), made in "
             f"__init__ or build, and return self.{pair.name}(labels, predictions)"
         )
-    if not isinstance(pair, VECTORS):
+    if not isinstance(pair, (Auc, SumOfMeans)):
         if not (isinstance(pair, tuple) and len(pair) == 2):
             raise UsageError(f"{owner}: a {type(pair).__name__} is not a pair (total, count); {_suggestion(pair)}")
+        kind = type(pair) if isinstance(pair, Pair) else Mean
         total, count = (tf.cast(part, tf.float32) for part in pair)
-        for name, part in (("total", total), ("count", count)):
-            if part.shape.rank not in (None, 0):
-                raise UsageError(
-                    f"{owner}: its {name} is not a scalar, but of shape {part.shape}; use crankshaft.mean(values)"
-                )
-        pair = (type(pair) if isinstance(pair, Mean) else Mean)(total, count)
+        if kind.is_vector and count.shape.rank == 0:
+            count = tf.broadcast_to(count, tf.shape(total))
+        ranks = {total.shape.rank, count.shape.rank}
+        if not (ranks == {1} and total.shape[0] == count.shape[0] is not None if kind.is_vector else ranks <= {None, 0}):
+            wanted = "vectors of one fixed length" if kind.is_vector else "scalars: use crankshaft.mean(values)"
+            raise UsageError(f"{owner}: total and count are of shape {total.shape} and {count.shape}, not {wanted}")
+        pair = kind(total, count)
     if check_values:
         message = f"{owner}: its count is negative or not finite; count examples, or add weights up"
         tf.debugging.Assert(tf.logical_and(pair.count >= 0, tf.math.is_finite(pair.count)), [message, pair.count])
@@ -244,14 +246,18 @@ def as_losses(returned, owner: str, weights=None, check_values: bool = False) ->
     Raises:
       UsageError: one is not a mean, or a name can't be a metric's; the message begins with `owner`.
     """
+
+    def loss(returned, owner, kinds):
+        if isinstance(returned, Pair) and not isinstance(returned, kinds):
+            raise UsageError(f"{owner} is a {type(returned).__name__}; return a crankshaft.mean(losses)")
+        return as_pair(returned, owner, weights, True, check_values)
+
     if not isinstance(returned, dict):
-        return {"loss": as_pair(returned, owner, weights, True, check_values)}
+        return {"loss": loss(returned, owner, (Mean, SumOfMeans))}
     means: dict[str, Mean] = {}
     for name, mean_of_it in returned.items():
         _check_name(name, owner)
-        pair = as_pair(mean_of_it, f"{owner}[{name!r}]", weights, True, check_values)
-        if not isinstance(pair, Mean):
-            raise UsageError(f"{owner}[{name!r}] is a {type(pair).__name__}; return a crankshaft.mean(losses)")
+        pair = loss(mean_of_it, f"{owner}[{name!r}]", Mean)
         means[name] = type(pair)(tf.where(pair.count == 0.0, 0.0, pair.total), pair.count)
     if not means:
         raise UsageError(f"{owner} returned an empty dictionary; return a mean by name: {{'a': crankshaft.mean(a)}}")

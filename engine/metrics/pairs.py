@@ -14,7 +14,10 @@ from . import ranking
 
 
 class Pair(NamedTuple("Pair", [("total", Any), ("count", Any)])):
-    """The base of all kinds of pairs: a sum and a count.
+    """The base of all kinds of pairs, own ones too: two sums, whose `value` is the metric's.
+
+    Both are added up over micro-batches, steps, replicas and workers, in float64. A checkpoint has the sums, and the
+    value of a kind of one's own: never its class, which is the next step's.
 
     To type checkers what makes a metric returns a `Mean`, so that a user's `metrics` is a dict[str, Mean] of any kind.
 
@@ -22,14 +25,24 @@ class Pair(NamedTuple("Pair", [("total", Any), ("count", Any)])):
       weigh: recomputes the pair with the examples' weights, float32 [batch]; None if their values are unknown.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
       direction: "max" or "min", the better one; None if unknown. TensorFlow unpacks named tuples and recreates them
-        from their class, so this is an attribute of the class, as is `is_several`.
-      is_several: whether it may have several values, by name.
+        from their class, so this is an attribute of the class, as are those that follow.
+      is_several: whether it may have several values: `value` returns a dictionary, shown as NAME_KEY.
+      is_vector: whether both are vectors of one fixed length; a scalar count is then that of each entry.
+      is_number: whether its value is shown.
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None
     has_weights = False
     direction: str | None = None
-    is_several = False
+    is_several = is_vector = False
+    is_number = True
+
+    def value(self) -> Any:
+        """Returns the value of the sums: a number, None for that of nothing. Override it.
+
+        On the host: total and count are Python's floats, or NumPy's float64 [length] of a kind that `is_vector`.
+        """
+        raise UsageError(f"{type(self).__name__} defines no value(), the number that its total and count amount to")
 
     def mistake(self) -> str | None:
         """Returns the problem of the sums, if it makes the value wrong."""
@@ -84,7 +97,7 @@ class Mean(Pair):
         return SumOfMeans(tf.stack([[self.total, self.count], [total, count]]), self.count)
 
     def __mul__(self, factor: Any) -> Mean:
-        if isinstance(self, (RootMean, ExpMean)):
+        if type(self).value is not Mean.value:
             _not_a_tensor(self)
         pair = type(self)(self.total * factor, self.count)
         if weigh := self.weigh:
@@ -98,6 +111,8 @@ class SumOfMeans(Pair):
     In a step total is float32 [means, 2], totals and counts, and count the sum of the loss's own; on the host both are
     [means].
     """
+
+    is_vector = True
 
     def value(self) -> float | None:
         counted = self.count != 0
@@ -135,6 +150,7 @@ class Auc(Pair):
     """
 
     direction = "max"
+    is_vector = True
 
     def value(self) -> float | None:
         return math.nan if self.mistake() else self._area()[0]
@@ -174,14 +190,14 @@ class KerasSums(Pair):
     Created by a `KerasMetric`, whose own subclass knows the metric and computes its value.
     """
 
-    is_several = True
+    is_several = is_vector = True
 
     def value(self) -> Any:
         return None  # the metric is no longer known
 
     @staticmethod
     def known(value: Any) -> type[KerasSums]:
-        """Makes the class of sums whose value a checkpoint has, until a step adds to them."""
+        """Makes the class of sums whose value a checkpoint has, also of an own kind, until a step adds to them."""
         return type("KerasSums", (KerasSums,), {"value": lambda sums: value})
 
 
@@ -190,6 +206,8 @@ class Confusion(Pair):
 
     The first count is that of labels that are no class.
     """
+
+    is_vector, is_number = True, False
 
     def value(self) -> None:
         return None  # not a number
@@ -208,6 +226,8 @@ class Confusion(Pair):
 class Outside(Pair):
     """Sums of micro-batches' largest values above a range, and smallest below, with their counts."""
 
+    is_vector, is_number = True, False
+
     def mistake(self) -> str | None:
         ends = (("the largest number is at least", 1), ("the least number is at most", -1))
         problems = [
@@ -216,7 +236,3 @@ class Outside(Pair):
             if batches
         ]
         return f"{' and '.join(problems)}, out of that range; correct the data, or allow for more" if problems else None
-
-
-# Kinds with vectors, of several sums; kinds whose value is not a number.
-VECTORS, NO_NUMBERS = (SumOfMeans, Auc, KerasSums, Confusion, Outside), (Confusion, Outside)

@@ -14,22 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from . import ranking
-from .pairs import (
-    NO_NUMBERS,
-    VECTORS,
-    Auc,
-    Confusion,
-    ExactAuc,
-    ExpMean,
-    KerasSums,
-    Mean,
-    Outside,
-    Pair,
-    RootMean,
-    SumOfMeans,
-)
+from .pairs import Auc, Confusion, ExactAuc, ExpMean, KerasSums, Mean, Outside, Pair, RootMean, SumOfMeans
 
-# The kinds of pairs by their names in a checkpoint, each before those that it is a subclass of.
+# The kinds of pairs by their names in a checkpoint, where others are "own": each has its own `value`.
 _KINDS: dict[str, type[Pair]] = {"root_mean": RootMean, "exp_mean": ExpMean, "auc": Auc, "keras": KerasSums}
 _KINDS |= {"confusion": Confusion, "outside": Outside, "sum_of_means": SumOfMeans, "mean": Mean}
 
@@ -107,13 +94,13 @@ def num_sums(specs: Sequence[SumSpec]) -> int:
 
 def _in_order(metrics: dict) -> tuple[list[str], list[str]]:
     names = sorted(metrics)
-    vectors = [name for name in names if isinstance(metrics[name], VECTORS)]
+    vectors = [name for name in names if metrics[name].is_vector]
     return [name for name in names if name not in vectors], vectors
 
 
 def kinds_by_name(specs: Sequence[SumSpec]) -> dict[str, type[Pair]]:
     """Returns the kinds of the metrics that are numbers, by name."""
-    return {spec.name: spec.kind for spec in specs if not issubclass(spec.kind, NO_NUMBERS)}
+    return {spec.name: spec.kind for spec in specs if spec.kind.is_number}
 
 
 def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
@@ -123,13 +110,21 @@ def values_by_name(pairs: Mapping[str, Any]) -> dict[str, float | None]:
     """
     results: dict[str, float | None] = {}
     for name, pair in pairs.items():
-        if isinstance(pair, NO_NUMBERS) or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
+        if not pair.is_number or type(pair) is KerasSums or (name == "gradient_norm" and not pair.count):
             continue
-        value = pair.value()
+        value = _value(pair)
         results |= {f"{name}_{key}": x for key, x in value.items()} if isinstance(value, dict) else {name: value}
         if isinstance(pair, Auc) and (bound := pair.error_bound()):
             results[f"{name}_error_bound"] = bound
     return results
+
+
+def _value(pair: Pair) -> Any:
+    """The pair's value with Python's numbers; an own kind's may be NumPy's."""
+    value = pair.value()
+    if isinstance(value, dict):
+        return {key: x if x is None else float(x) for key, x in value.items()}
+    return value if value is None else float(value)
 
 
 def nan_if_missing(values: Mapping[str, float | None]) -> dict[str, float]:
@@ -230,15 +225,15 @@ class Sums(LazyMerge[Mapping[str, "_Sum | Pair"]]):
     def host_state(self) -> dict[str, list]:
         """Returns a JSON value: each pair's kind, total, count, and their errors if any is not 0. Waits as `values`.
 
-        Last also the value of a Keras metric, which only a step that is traced knows how to compute.
+        Last also the value of a Keras metric or an own kind, which only a step that is traced knows how to compute.
         """
         state = {}
         for name, (pair, error) in ((name, _with_error(result)) for name, result in self._read({}).items()):
-            kind = next(key for key, kind in _KINDS.items() if isinstance(pair, kind))
+            kind = next((key for key, kind in _KINDS.items() if type(pair).value is kind.value), "own")
             numbers = [*pair, *error] if any(map(np.any, error)) else pair
             state[name] = [kind, *(x.tolist() if isinstance(x, np.ndarray) else x for x in numbers)]
-            if isinstance(pair, KerasSums) and type(pair) is not KerasSums:
-                state[name].append({"value": pair.value()})
+            if kind == "own":
+                state[name].append({"value": _value(pair)})
         return state
 
     def exchange_scores(self, exchange_bytes: Callable[[bytes], list[bytes]]) -> None:
@@ -320,7 +315,7 @@ class LoopSums:
             for spec in self.specs:
                 if spec.keeps_scores:
                     pairs[spec.name] = ExactAuc(ranking.Ranking(scores[scores[:, 0] == next(positions), 1:]), 0.0)
-                elif issubclass(spec.kind, VECTORS):
+                elif spec.kind.is_vector:
                     pairs[spec.name] = spec.kind(*array[start : start + spec.size].T)
                 else:
                     pairs[spec.name] = spec.kind(*map(float, array[start]))

@@ -253,7 +253,7 @@ def test_a_summary_in_a_step_on_replicas_is_said_to_be_of_one(bench, caplog, mon
     [
         (lambda x: (tf.reduce_sum(x), tf.constant(-2.0)), "its count is negative or not finite"),
         (lambda x: (tf.reduce_sum(x), tf.reduce_sum(x) / 0.0), "its count is negative or not finite"),
-        (lambda x: (x, tf.constant(4.0)), "its total is not a scalar"),
+        (lambda x: (x, tf.constant(4.0)), r"total and count are of shape \(4,\) and \(\), not scalars"),
     ],
     ids=["negative", "infinite", "vector"],
 )
