@@ -57,17 +57,24 @@ def _expected(logits) -> dict[str, float]:
     return {"right": 100 * np.mean(predicted == positive), "of_f1": f1, "of_recall": recall, "of_examples": 12.0}
 
 
-FLAGS = {"global_batch_size": 4, "shuffle_buffer": 0, "learning_rate": 1e-9, "jit": "off", "eval_batch_size": 8}
+FLAGS = {
+    "global_batch_size": 4,
+    "summary_every_steps": 3,
+    "shuffle_buffer": 0,
+    "learning_rate": 1e-9,
+    "jit": "off",
+    "eval_batch_size": 8,
+}
 
 
 def test_values_are_of_sums_also_after_a_resume(tmp_path, replicas):
     on = {"strategy": "mirrored", "num_virtual_devices": 2} if replicas > 1 else {}
-    flags = {"data": ((X, Y), (X, Y)), "train_epochs": 1, "monitor": "max:eval_of_f1", "summary_every_steps": 3, **FLAGS}
-    with crankshaft.open_run(Line, run_dir=tmp_path / "1", **flags, **on) as run:
+    flags = {"data": ((X, Y), (X, Y)), "train_epochs": 1, "monitor": "max:eval_of_f1", **FLAGS, **on}
+    with crankshaft.open_run(Line, run_dir=tmp_path / "1", **flags) as run:
         run.train(steps=2)
         run.save()
         shutil.copytree(tmp_path / "1", tmp_path / "2")
-    resumed = crankshaft.run(Line, run_dir=tmp_path / "2", **flags, **on)
+    resumed = crankshaft.run(Line, run_dir=tmp_path / "2", **flags)
     for split in ("train", "eval"):  # the weights hardly change
         found = {name: resumed.result[split][name] for name in _expected(X.sum(1, keepdims=True))}
         assert found == pytest.approx(_expected(X.sum(1, keepdims=True)), abs=1e-6), split

@@ -410,7 +410,10 @@ METHODS = [
     ({"build_model": lambda self: None}, "Own.build_model returned a NoneType; return a Keras model"),
     ({"metrics": lambda *_: None}, "Own.metrics returned a NoneType; return a dictionary of pairs"),
     ({"metrics": metrics(e=tf.reduce_mean)}, "Own.metrics['e']: a SymbolicTensor is not a pair (total, count)"),
-    ({"metrics": metrics(e=lambda x: (x, tf.ones_like(x)))}, "Own.metrics['e']: total and count are of shape (8, 1) and (8, 1), not scalars: use crank"),
+    (
+        {"metrics": metrics(e=lambda x: (x, tf.ones_like(x)))},
+        "Own.metrics['e']: total and count are of shape ... , not scalars: use",
+    ),
     ({"metrics": metrics(loss=mean)}, "Own.metrics: 'loss' can't be the name of a metric"),
     ({"metrics": metrics(skipped=mean)}, "Own.metrics: 'skipped' can't be the name of a metric"),
     (
