@@ -217,8 +217,8 @@ def as_pair(pair: Any, owner: str, weights: Any = None, is_loss: bool = False, c
         total, count = (tf.cast(part, tf.float32) for part in pair)
         if kind.is_vector and count.shape.rank == 0:
             count = tf.broadcast_to(count, tf.shape(total))
-        ranks, lengths = {total.shape.rank, count.shape.rank}, {*total.shape[:1], *count.shape[:1]}
-        if ranks != {1} or len(lengths - {None}) != 1 if kind.is_vector else not ranks <= {None, 0}:
+        ranks, sizes = {x.shape.rank for x in (total, count)}, {x.shape.num_elements() for x in (total, count)}
+        if ranks != {1} or len(sizes) != 1 or None in sizes if kind.is_vector else not ranks <= {None, 0}:
             wanted = "vectors of one fixed length" if kind.is_vector else "scalars: use crankshaft.mean(values)"
             raise UsageError(f"{owner}: total and count are of shape {total.shape} and {count.shape}, not {wanted}")
         pair = kind(total, count)

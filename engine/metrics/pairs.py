@@ -21,6 +21,10 @@ class Pair(NamedTuple("Pair", [("total", Any), ("count", Any)])):
 
     To type checkers what makes a metric returns a `Mean`, so that a user's `metrics` is a dict[str, Mean] of any kind.
 
+    Args:
+      total: the sum; a scalar, or [length] of a kind that `is_vector`.
+      count: the number of things summed, or another sum.
+
     Attributes:
       weigh: recomputes the pair with the examples' weights, float32 [batch]; None if their values are unknown.
       has_weights: whether it was made with weights, which are multiplied by the examples'.
@@ -29,6 +33,13 @@ class Pair(NamedTuple("Pair", [("total", Any), ("count", Any)])):
       is_several: whether it may have several values: `value` returns a dictionary, shown as NAME_KEY.
       is_vector: whether both are vectors of one fixed length; a scalar count is then that of each entry.
       is_number: whether its value is shown.
+
+    Example:
+      >>> class Percent(Pair):
+      ...     def value(self):
+      ...         return 100 * self.total / self.count
+      >>> Percent(3.0, 4.0).value()
+      75.0
     """
 
     weigh: Callable[[tf.Tensor], Pair] | None = None

@@ -59,7 +59,6 @@ def _expected(logits) -> dict[str, float]:
 
 FLAGS = {
     "global_batch_size": 4,
-    "summary_every_steps": 3,
     "shuffle_buffer": 0,
     "learning_rate": 1e-9,
     "jit": "off",
@@ -69,7 +68,14 @@ FLAGS = {
 
 def test_values_are_of_sums_also_after_a_resume(tmp_path, replicas):
     on = {"strategy": "mirrored", "num_virtual_devices": 2} if replicas > 1 else {}
-    flags = {"data": ((X, Y), (X, Y)), "train_epochs": 1, "monitor": "max:eval_of_f1", **FLAGS, **on}
+    flags = {
+        "data": ((X, Y), (X, Y)),
+        "train_epochs": 1,
+        "summary_every_steps": 3,
+        "monitor": "max:eval_of_f1",
+        **FLAGS,
+        **on,
+    }
     with crankshaft.open_run(Line, run_dir=tmp_path / "1", **flags) as run:
         run.train(steps=2)
         run.save()
