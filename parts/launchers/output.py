@@ -28,7 +28,10 @@ _LAST_LINE_LENGTH = 300
 _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92")  # SGR; red is for errors
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FRAME = re.compile(rb"    @ +0x[0-9a-f]+  |\*\*\* Check failure stack trace: \*\*\*$")  # absl's, after the reason
-_COLOUR = re.compile(r"(\x1b\[[0-9;:]*m)")  # SGR, the one command to a terminal that tasks may give
+# SGR, the one command to a terminal that tasks may give; but none that blinks (5, 6) or hides (8).
+_COLOUR_OF = r"[345]8[;:](?:5[;:]\d+|2(?:(?:;\d*){3}|(?::\d*){3,5}))|(?![345]8)0*(?:[0-47]|9|[1-9]\d+)?(?::\d+)?"
+_COLOUR = re.compile(rf"(\x1b\[(?:{_COLOUR_OF})(?:;(?:{_COLOUR_OF}))*m)")
+_NO_COLOUR = "\x1b[0m"
 
 
 class Lines:
@@ -166,7 +169,7 @@ class TaskOutput:
 
     def __init__(self, prefix: str, colour: str, log):
         self._prefix = f"[{prefix}] ".encode()
-        self._coloured_prefix = f"\x1b[{colour}m[{prefix}]\x1b[0m ".encode()
+        self._coloured_prefix = f"\x1b[{colour}m[{prefix}]{_NO_COLOUR} ".encode()
         self._log = log
         self._missing, self._why = 0, ""  # lines that the log lacks, and why
         self._last: collections.deque[bytes] = collections.deque(maxlen=_LAST_LINES)
@@ -205,12 +208,13 @@ class TaskOutput:
 
 
 def without_controls(line: bytes) -> bytes:
-    """Escapes what acts on a terminal in a line, except colours."""
+    """Escapes what acts on a terminal in a line, except colours, which end with it."""
     if line.isascii() and line.decode().isprintable():
         return line
     parts = _COLOUR.split(line.decode(errors="surrogateescape"))
     text = "".join(part if index % 2 else visible(part) for index, part in enumerate(parts))
-    return text.encode(errors="surrogateescape")
+    end = _NO_COLOUR if parts[1:] and parts[-2] != _NO_COLOUR else ""
+    return (text + end).encode(errors="surrogateescape")
 
 
 def last_lines(data: bytes) -> tuple[str, ...]:

@@ -15,7 +15,10 @@ from tests.limits import files_no_larger_than
     [
         (b"plain", b"plain"),
         (b"\x1b[31mred\x1b[0m", b"\x1b[31mred\x1b[0m"),
-        (b"\x1b[38;5;208morange", b"\x1b[38;5;208morange"),
+        (b"\x1b[38;5;208morange", b"\x1b[38;5;208morange\x1b[0m"),
+        (b"\x1b[1;31mred\x1b[m", b"\x1b[1;31mred\x1b[m\x1b[0m"),
+        (b"\x1b[8mhidden", b"\\x1b[8mhidden"),
+        (b"\x1b[38;2;1;2;3;08m\x1b[6m", b"\\x1b[38;2;1;2;3;08m\\x1b[6m"),
         (b"a\tb", b"a\tb"),
         ("grün \u2713".encode(), "grün \u2713".encode()),
         (b"latin-1 \xe4", b"latin-1 \xe4"),
