@@ -71,8 +71,8 @@ def load(
         to 255, a quarter of the memory, for a model that scales them itself.
       orientation: whether images are rotated by the orientation in their EXIF data, as viewers do.
       max_pixels: larger images are refused before they are decoded; a few hundred kilobytes may expand to gigabytes.
-      allow_outside: whether a list may name files that are not below its folder; false by default where the images are
-        copied, by crankshaft prepare.
+      allow_outside: whether a list may name, and a folder may have links to, files that are not below its folder; false
+        by default where the images are copied, by crankshaft prepare.
 
     Returns:
       Sources of features [size, size, channels] and labels int32.

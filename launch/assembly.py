@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..engine import logging
 from ..engine.checkpoints.run_dir import RunDir
 from ..engine.machine import allocator
 from ..engine.machine.threads import PROCESS
@@ -27,6 +28,11 @@ from .command import import_for_run
 if TYPE_CHECKING:
     from ..runner.modes.outcome import Outcome
     from .composition.open_run import Run
+
+_LINK = (
+    "run_dir: %s was a link to %s, and no run writes through one in its folder: it is removed; for TensorBoard's files "
+    "elsewhere, give tensorboard_dir"
+)
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -108,6 +114,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.writes_run:
             locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS, before_pause=look)
             outcome_writer.lock = stack.enter_context(locked)
+            for path, target in config.files.remove_links().items():
+                logging.warning(_LINK, path, target)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:
             from ..parts.dashboard import metrics

@@ -40,9 +40,19 @@ class RunDir:
     lock_owner = _Inside(".lock.owner")  # instead, if the file system has no `flock` (Lustre may have none)
 
     @property
-    def has_files(self) -> bool:
-        """Whether the folder has a file of a run beside the configuration."""
-        return any(map(os.path.lexists, (self.model, self.events, self.result, self.checkpoints, self.best)))
+    def is_runs(self) -> bool:
+        """Whether the folder has anything of a run beside the configuration."""
+        names = [name for name, value in vars(RunDir).items() if isinstance(value, _Inside) and name != "config"]
+        return any(os.path.lexists(getattr(self, name)) for name in names)
+
+    def remove_links(self) -> dict[str, str]:
+        """Removes the links in place of folders to which a run writes; returns where each, by its path, has led."""
+        incomplete = os.path.join(self.checkpoints, manifests.INCOMPLETE)
+        folders = (self.tensorboard, self.export, self.logs, self.requests, self.workers, incomplete)
+        found = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
+        for folder in found:
+            os.remove(folder)
+        return found
 
     def folder(self, which: str | int) -> str:
         """Returns the folder of a checkpoint: "best", "latest", "all" or a step."""

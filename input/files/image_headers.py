@@ -1,12 +1,14 @@
 """Reads the headers of image files: their format, size in pixels and EXIF orientation.
 
-Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3.
+Formats: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, https://www.w3.org/TR/png-3,
+https://www.w3.org/Graphics/GIF/spec-gif89a.txt.
 EXIF: CIPA DC-008, tag 0x0112 of the first directory of a TIFF structure.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 JPEG, PNG, GIF, BMP = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM"
@@ -16,6 +18,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _ALONE = {0x01, *range(0xD0, 0xDA)}
 _APP1, _EXIF = 0xE1, b"Exif\0\0"
 _ORIENTATION = 0x0112
+_GIF_FRAME, _GIF_EXTENSION = b",", b"!"
 _SHORT = 3  # a TIFF type: two bytes
 
 
@@ -23,7 +26,7 @@ class Header(NamedTuple):
     """The size and orientation in an image file's header.
 
     Attributes:
-      pixels: number of pixels; 0 if unknown.
+      pixels: number of pixels, of a GIF those of its largest frame; 0 if unknown.
       orientation: 1 to 8, as in EXIF; 1 is upright, also for a missing or wrong value.
     """
 
@@ -42,11 +45,34 @@ def read(content: bytes) -> Header:
         pixels = int.from_bytes(content[16:20], "big") * int.from_bytes(content[20:24], "big")
         return Header(pixels, _orientation(_png_exif(content)))
     if content.startswith(GIF):
-        return Header(int.from_bytes(content[6:8], "little") * int.from_bytes(content[8:10], "little"))
+        return Header(max(_gif_pixels(content)))
     if content.startswith(BMP):
         width, height = (int.from_bytes(content[at : at + 4], "little", signed=True) for at in (18, 22))
         return Header(abs(width * height))
     return _jpeg(content)
+
+
+def _gif_pixels(content: bytes) -> Iterator[int]:
+    """Yields the pixels of a GIF's canvas and of each frame, which may be larger."""
+
+    def area(at: int) -> int:
+        return int.from_bytes(content[at : at + 2], "little") * int.from_bytes(content[at + 2 : at + 4], "little")
+
+    def colours(at: int) -> int:
+        flags = content[at] if at < len(content) else 0
+        return 3 << (flags % 8 + 1) if flags & 0x80 else 0
+
+    yield area(6)
+    at = 13 + colours(10)
+    while (kind := content[at : at + 1]) in (_GIF_FRAME, _GIF_EXTENSION):
+        if kind == _GIF_FRAME:
+            yield area(at + 5)
+            at += 11 + colours(at + 9)
+        else:
+            at += 2
+        while at < len(content) and content[at]:  # blocks, each after its size
+            at += 1 + content[at]
+        at += 1
 
 
 def _jpeg(content: bytes) -> Header:

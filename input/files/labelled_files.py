@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...engine.errors import counted
 from ..checks import InputError
 from . import listing, storage
 
@@ -53,10 +54,10 @@ def find(
         folders of classes; or several of these with commas between.
       is_one: returns whether a file without a suffix is one of them, by its first 16 bytes.
       training: the training data, whose classes are used; None numbers the classes.
-      allows_outside: whether a list may name files that are not below its folder.
+      allows_outside: whether a list may name, and a folder may have links to, files that are not below its folder.
 
     Raises:
-      InputError: there are no files, a line has no label or names another file than it may, or a class is not in the
+      InputError: there are no files, a line has no label, files are not below the folder, or a class is not in the
         training data.
     """
     if not data_dir:
@@ -64,15 +65,23 @@ def find(
     pairs: list[tuple[str, str]] = []
     by_lists = True
     for pattern in listing.patterns(data_dir):
-        if pattern.lower().endswith(_LISTS):
-            pairs += _read_list(pattern, allows_outside)
-            continue
-        by_lists = False
-        if listing.is_folder(pattern):
-            pairs += [(path, _name(folder)) for path, folder in _read_class_folders(pattern, kind, is_one, flag)]
+        is_list, folder = pattern.lower().endswith(_LISTS), os.path.dirname(re.split(r"[*?\[]", pattern)[0])
+        by_lists = by_lists and is_list
+        if is_list:
+            found = _read_list(pattern)
+        elif listing.is_folder(pattern):
+            folder = pattern
+            found = [(path, _name(inside)) for path, inside in _read_class_folders(pattern, kind, is_one, flag)]
         else:
             paths = listing.find(pattern, kind, flag).paths
-            pairs += [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
+            found = [(path, _name(os.path.basename(os.path.dirname(path)))) for path in paths]
+        if not allows_outside and (outside := [path for path, _ in found if not _is_below(path, folder)]):
+            raise InputError(
+                f"{flag}={pattern}: {counted(len(outside), 'file')} of {len(found):,} not below its folder, first "
+                f"{outside[0]}, as whoever made the data chose by a list's line or a link; look what is there, and "
+                "give input_arg=allow_outside=true to read it"
+            )
+        pairs += found
     if not by_lists:
         # In a fixed random order, so that any number of last examples has all classes.
         pairs = [pairs[at] for at in np.random.default_rng(0).permutation(len(pairs))]
@@ -162,11 +171,11 @@ def _is_below(path: str, folder: str) -> bool:
     """Returns whether a file is in a folder or in one of those in it, whatever links are on its path."""
     if storage.is_remote(path):
         return path.startswith(f"{folder}/") and ".." not in path.split("/")
-    within = os.path.realpath(folder or os.curdir)
+    within = os.path.realpath(folder)
     return os.path.commonpath([within, os.path.realpath(path)]) == within
 
 
-def _read_list(path: str, allows_outside: bool) -> list[tuple[str, str]]:
+def _read_list(path: str) -> list[tuple[str, str]]:
     """Returns (path, label) of each line of a list."""
     try:
         lines = storage.Files([path]).read(0).decode("utf-8-sig").splitlines()
@@ -185,11 +194,6 @@ def _read_list(path: str, allows_outside: bool) -> list[tuple[str, str]]:
         if not name or not label:
             raise InputError(f"{path}, line {number}: expected path,label, found one of them; write both on each line")
         listed = name if storage.is_remote(name) else os.path.join(folder, name)
-        if not allows_outside and not _is_below(listed, folder):
-            raise InputError(
-                f"{path}, line {number} names {listed}, which is not below the list's folder, and whoever wrote the "
-                "list chose it; look what it is, and give input_arg=allow_outside=true to read it"
-            )
         pairs.append((listed, label))
     if not pairs:
         raise InputError(f"{path} names no file; write path,label on each line")

@@ -20,6 +20,7 @@ from .record_index import FOOTER_BYTES, HEADER_BYTES
 from .shard_files import check_same_features, data_from_splits
 
 _SAMPLED_FILES = 8
+_PIECE_BYTES = 1 << 20
 _MOST_BYTES = 1 << 31  # of an Example, as of any message of protobuf's
 
 
@@ -87,7 +88,11 @@ def _record(file: gzip.GzipFile, head: bytes) -> bytes:
         raise gzip.BadGzipFile("the checksum of a record's length differs")
     if length[0] >= _MOST_BYTES:
         raise gzip.BadGzipFile(f"a record says that it has {length[0]:,} bytes, and none has that many")
-    record, foot = file.read(int(length[0])), file.read(FOOTER_BYTES)
+    pieces, left = list[bytes](), int(length[0])
+    while left and (piece := file.read(min(left, _PIECE_BYTES))):  # no memory for what is not there
+        pieces.append(piece)
+        left -= len(piece)
+    record, foot = b"".join(pieces), file.read(FOOTER_BYTES)
     if len(head) + len(record) + len(foot) < HEADER_BYTES + int(length[0]) + FOOTER_BYTES:
         raise EOFError("it ends within a record")
     if checksums.record_checksums([record]) != np.frombuffer(foot, "<u4"):

@@ -46,15 +46,15 @@ class Template:
     def __init__(self, env: Mapping[str, str], modules: Sequence[str]):
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The folder of -m is on the module search path. It is the user's program's, which its forks add, or nobody's.
-        paths = (env.get("PYTHONPATH") or os.sep).split(os.pathsep)
-        needs_folder = imports.has_working_folder() or not all(map(os.path.isabs, paths))
+        if paths := env.get("PYTHONPATH"):
+            env = {**env, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths.split(os.pathsep)))}
         # A request is one datagram, with a whole environment in it.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST_REQUEST)
         with other:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__, str(other.fileno()), *modules],
                 env=env,
-                cwd=None if needs_folder else os.sep,
+                cwd=None if imports.has_working_folder() else os.sep,
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

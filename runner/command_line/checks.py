@@ -244,7 +244,8 @@ def _check_run_dir(config: Config) -> None:
     if config.trains:
         paths.check_writable("run_dir", layout.path)
         mode, group = (status := os.stat(layout.path)).st_mode, status.st_gid
-        is_shared = mode & stat.S_IWGRP and group != os.getegid() and not layout.has_files
+        has_begun = os.path.lexists(layout.model) or os.path.lexists(layout.checkpoints)
+        is_shared = mode & stat.S_IWGRP and group != os.getegid() and not has_begun
         if config.is_chief and (mode & stat.S_IWOTH or is_shared):
             who = "each user of this machine" if mode & stat.S_IWOTH else f"group {group}"
             logging.warning(

@@ -274,7 +274,7 @@ def _load_config_file(path: str, given_names: Collection[str], known_only: bool 
     of one call is taken, and those that are for a run_dir only if the caller gives it too.
     """
     values = load_mapping("config", path, "flags", "learning_rate: 0.01")
-    is_run = os.path.basename(path) == NAMES.config and RunDir(os.path.dirname(path)).has_files
+    is_run = os.path.basename(path) == NAMES.config and RunDir(os.path.dirname(path)).is_runs
     if {"flags", "deciding"} <= set(values):
         is_run = True
         in_run, deciding = (_mapping(path, name, values[name]) for name in ("flags", "deciding"))

@@ -15,6 +15,7 @@ from ...engine.errors import CheckpointError, reason
 from ...engine.machine import files
 
 _LISTED = 8
+_DEEPEST = 200  # groups around a layer: a model of models has four for each
 # Of Keras's message: a variable's values, and the list of the objects that it has counted before.
 _LEFT_OUT = re.compile(r" Target variable: .*| List of objects that .*")
 
@@ -56,23 +57,24 @@ def _read_layers(path: str) -> dict[str, tuple[str, int]]:
 
     Reads the file itself, since `keras.saving.KerasFileEditor` (Keras 3.15) does not see the layers of a nested model.
     """
-    layers = {}
+    layers, seen = dict[str, tuple[str, int]](), set[int]()
 
-    def refuse_other_files(group: h5py.Group) -> None:
-        """Raises ValueError where what is in the group is elsewhere, as an older Keras would follow (CVE-2026-1669)."""
+    def visit(group: h5py.Group, path: str, depth: int) -> None:
+        """Visits what is in a group. Raises ValueError where an older Keras would read another file (CVE-2026-1669)."""
+        seen.add(h5py.h5o.get_info(group.id).addr)
+        position, _, last = path.rpartition("/")
+        if last == "vars" and len(group) and position.partition("/")[0] != "optimizer":
+            layers[position] = (str(group.attrs.get("name", position)), len(group))
         for name in group:
-            part = group.get(name, getlink=True)
-            dataset = None if isinstance(part, h5py.ExternalLink) else group[name]
-            if dataset is None or (isinstance(dataset, h5py.Dataset) and (dataset.external or dataset.is_virtual)):
-                raise ValueError(f"{group.name.rstrip('/')}/{name} has its values in another file")
-
-    def visit(group_path: str, part) -> None:
-        if isinstance(part, h5py.Group):
-            refuse_other_files(part)
-        position, _, last = group_path.rpartition("/")
-        is_layer = last == "vars" and isinstance(part, h5py.Group) and len(part)
-        if is_layer and position.partition("/")[0] != "optimizer":
-            layers[position] = (str(part.attrs.get("name", position)), len(part))
+            inner = f"{path}/{name}".lstrip("/")
+            link = group.get(name, getlink=True)
+            part = None if isinstance(link, h5py.ExternalLink) else group[name]
+            if part is None or (isinstance(part, h5py.Dataset) and (part.external or part.is_virtual)):
+                raise ValueError(f"/{inner} has its values in another file")
+            if isinstance(part, h5py.Group) and h5py.h5o.get_info(part.id).addr not in seen:
+                if depth == _DEEPEST:
+                    raise ValueError(f"its groups are nested more than {_DEEPEST} deep")
+                visit(part, inner, depth + 1)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -81,8 +83,7 @@ def _read_layers(path: str) -> dict[str, tuple[str, int]]:
                 file = h5py.File(stack.enter_context(archive.open("model.weights.h5")))
             else:
                 file = h5py.File(path)
-            refuse_other_files(stack.enter_context(file))
-            file.visititems(visit)
+            visit(stack.enter_context(file), "", 0)
     except (OSError, KeyError, ValueError, RuntimeError, zipfile.BadZipFile) as error:  # h5py's are of any of these
         raise CheckpointError(f"{path} can't be read as a file of Keras's weights: {reason(error)}") from error
     return layers

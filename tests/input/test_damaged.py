@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import pathlib
 import re
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from crankshaft.engine.errors import BadRecordError, SourceError
 from crankshaft.input import array_record, csv, parquet, text, tfrecord
@@ -195,6 +197,15 @@ def test_a_picture_that_says_it_is_large_is_not_decoded(tmp_path):
     content[16:24] = struct.pack(">II", 60_000, 60_000)
     content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
     test_images.write(tmp_path / "a" / "1.png", bytes(content))
-    source, only = test_images.loaded(tmp_path).train, np.array([0])
-    with pytest.raises(BadRecordError, match="has 3,600,000,000 pixels, and `max_pixels` allows 50,000,000"):
-        source.verify(only, source.read(only))
+    gif = io.BytesIO()
+    frames = [Image.new("P", (10, 10), colour) for colour in range(2)]
+    frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:], comment=b"x" * 1000)
+    content = gif.getvalue()
+    at = content.rindex(b",")  # the second frame is larger than its canvas
+    test_images.write(
+        tmp_path / "a" / "2.gif", content[: at + 5] + struct.pack("<HH", 60_000, 60_000) + content[at + 9 :]
+    )
+    source = test_images.loaded(tmp_path).train
+    for only in np.array([[0], [1]]):
+        with pytest.raises(BadRecordError, match="has 3,600,000,000 pixels, and `max_pixels` allows 50,000,000"):
+            source.verify(only, source.read(only))

@@ -111,10 +111,10 @@ def test_splits_are_compared_by_their_contents(before, now, others):
 def test_the_best_is_the_newest_if_it_is_later_by_step_and_time(tmp_path):
     run_dir = RunDir(str(tmp_path))
     assert run_dir.newest() is None
-    assert not run_dir.has_files
+    assert not run_dir.is_runs
     best = written(tmp_path / "best", 8, 1, "2026-01-01T00:00:08")
     assert run_dir.newest() == best
-    assert run_dir.has_files
+    assert run_dir.is_runs
     earlier = written(tmp_path / "checkpoints", 5, 1, "2026-01-01T00:00:05")
 
     def at(manifest, seconds):

@@ -107,10 +107,14 @@ def test_what_is_no_regular_file_is_written_to_and_stays(tmp_path, reported):
     write(tmp_path / "run" / "events.jsonl", events(0))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
+    code, _, error = reported(tmp_path / "run", f"--html={tmp_path}/link")
+    assert (code, ["nobody reads it" in line for line in error]) == (1, [True])
+    has_reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
         try:
             code, *_ = reported(tmp_path / "run", f"--html={tmp_path}/link")
             assert (code, (tmp_path / "link").is_symlink()) == (0, True)
+            os.close(has_reader)
             assert reader.communicate(timeout=PATIENCE)[0].startswith(b"<!doctype html>")
         finally:
             reader.kill()

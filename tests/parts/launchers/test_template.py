@@ -170,3 +170,15 @@ def test_a_template_that_cannot_import_forks_nothing(children, tmp_path):
     assert not failed.wait()
     with pytest.raises(OSError, match="its template has ended"):
         outcome(children, failed, "script.py")
+
+
+@pytest.mark.holds("the folder that you give a command in")
+def test_a_relative_entry_of_pythonpath_brings_no_module_of_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "csv.py").write_text("open('planted', 'w')")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "own_library.py").touch()
+    paths = os.pathsep.join(["lib", *filter(None, [os.environ.get("PYTHONPATH")])])
+    with Children() as children:
+        assert children.template({**os.environ, "PYTHONPATH": paths}, ("own_library", "csv")).wait()
+    assert not (tmp_path / "planted").exists()

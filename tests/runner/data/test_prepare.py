@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import textwrap
@@ -366,8 +367,17 @@ def test_a_list_of_pictures_copies_no_other_file_into_shards_unless_that_is_aske
         (tmp_path / "set" / "list.csv").write_text(f"0.png,0\n{name},1\n")
         code, _, error = prepared(*call)
         assert code == 2
-        assert f"list.csv, line 2 names {name if '://' in str(name) else ''}" in error
+        assert f"list.csv: 1 file of 2 not below its folder, first {name if '://' in str(name) else ''}" in error
         assert "input_arg=allow_outside=true" in error
+    (tmp_path / "classes" / "a").mkdir(parents=True)
+    shutil.copy(tmp_path / "private.png", tmp_path / "classes" / "a")
+    (tmp_path / "classes" / "a" / "link.png").symlink_to(tmp_path / "private.png")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "private.png", tmp_path / "elsewhere")
+    (tmp_path / "classes" / "b").symlink_to(tmp_path / "elsewhere")
+    for classes in ("classes", "classes/*/*.png"):
+        code, _, error = prepared(*call[:3], f"--data_dir={tmp_path}/{classes}", f"--output_dir={tmp_path}/out")
+        assert (code, f"{classes}: 2 files of 3 not below its folder, first {tmp_path}/classes/" in error) == (2, True)
     assert not (tmp_path / "out").exists()
     (tmp_path / "set" / "list.csv").write_text("0.png,0\n../secret.png,1\n")
     code, _, error = prepared(*call, "--input_arg=allow_outside=true")

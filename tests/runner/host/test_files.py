@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import threading
 
 import pytest
 
@@ -15,16 +14,28 @@ def pipe(tmp_path):
     """(path of a named pipe, what was read from it once its writer was done)."""
     path, read = tmp_path / "pipe", []
     os.mkfifo(path)
-    reader = threading.Thread(target=lambda: read.append(path.read_text()))
-    reader.start()
-    yield path, read
-    reader.join(10)
+    opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(opened, True)
+    with open(opened) as file:
+        yield path, read
+        read.append(file.read())
     assert path.is_fifo()
     assert json.loads(read[0]) == {"a": 1}
 
 
 def test_a_result_goes_into_a_pipe(pipe):
     text_files.write_json(pipe[0], {"a": 1})
+
+
+def test_a_pipe_that_nobody_reads_is_an_error_at_once_or_once_it_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(text_files, "_PIPE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match=r"nobody reads it: .*pipe"):
+        text_files.write_user_file(tmp_path / "pipe", "x")
+    with open(os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        with pytest.raises(OSError, match=r"nobody reads it: .*pipe"):
+            text_files.write_user_file(tmp_path / "pipe", "x" * (1 << 20))
+        assert reader.read(1) == b"x"
 
 
 def test_a_device_stays_one(tmp_path):

@@ -278,6 +278,25 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     assert oct((tmp_path / "run" / "export" / "4").stat().st_mode & 0o777) == "0o755"
 
 
+@pytest.mark.holds("Links at the paths")
+def test_a_run_goes_on_without_the_links_in_place_of_folders_that_it_writes_to(inside, finished, tmp_path):
+    shutil.copytree(finished(*TRAIN).folder, run := tmp_path / "run", symlinks=True)
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(run, tmp_path / "elsewhere" / "backup")
+    folders = ("tensorboard", "logs", "ask", "workers", "export", "checkpoints/incomplete")
+    for name in folders:
+        shutil.rmtree(run / name, ignore_errors=True)
+        (run / name).symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (run / "latest").symlink_to("checkpoints")  # the user's own, which no run reads
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    outcome = inside(*TRAIN, f"--run_dir={run}", "--train_steps=6").ok()
+    assert outcome.err.count("no run writes through one in its folder") == len(folders)
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+    assert [*(run / "tensorboard").rglob("events*")]
+    assert not (run / "tensorboard").is_symlink()
+    assert (run / "latest").is_symlink()
+
+
 # -- checkpoints that are lost
 
 EACH_TWO = ("--eval_every_steps=2", "--steps_per_loop=1", "--progress=plain")

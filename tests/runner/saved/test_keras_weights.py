@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from crankshaft.engine.errors import CheckpointError
 from crankshaft.runner.saved.keras_weights import load_keras_weights
 from tests.launch.line import RUN, Line, data
 
@@ -171,6 +172,23 @@ def test_a_file_whose_weights_are_in_other_files_is_refused(inside, tmp_path, ki
     assert (
         f"{path} can't be read as a file of Keras's weights: {name} has its values in another file" in outcome.mistake
     )
+
+
+@pytest.mark.parametrize("is_cycle", [False, True])
+def test_groups_within_groups_are_read_so_deep_and_each_once(fitted, tmp_path, is_cycle):
+    fitted.save_weights(path := tmp_path / "net.weights.h5")
+    with h5py.File(path, "r+") as file:
+        inner = file.create_group("extra")
+        if is_cycle:
+            inner["self"] = inner["again"] = file["/"]
+        else:
+            for _ in range(300):
+                inner = inner.create_group("a")
+    if is_cycle:
+        assert load_keras_weights(str(path), keras_model()) == 8
+    else:
+        with pytest.raises(CheckpointError, match="its groups are nested more than 200 deep"):
+            load_keras_weights(str(path), keras_model())
 
 
 def _groups_of_weights(file):
