@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from .. import logging
 from ..errors import SourceError, UsageError
-from ..machine.files import may_be_planted, new_file, private_cache
+from ..machine.files import make_cache, new_file, private_cache
 from . import form
 from .buckets import BucketedOrder, LengthBuckets
 from .form import Padded
@@ -196,7 +196,6 @@ def measured(source: Source, processes: Any, watch: Watch = unwatched) -> np.nda
     lengths = np.frombuffer(b"".join(processes.exchange_bytes(here.tobytes())), np.int32).reshape(-1, width)
     if path and processes.is_chief:
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             with new_file(path) as file:
                 np.save(file, lengths)
         except OSError as error:
@@ -209,16 +208,17 @@ def _path(source: Source) -> str:
     inner = source
     while isinstance(inner, WrappedSource):  # whose own identity is not empty where the source's is
         inner = inner.source
-    if not source.files() or not inner.identity():
+    if not source.files() or "://" in source.files()[0] or not inner.identity():
         return ""
     digest = zlib.crc32(f"{source.identity()} {len(source)} {source.element_spec}".encode())
     folder, name = os.path.split(source.files()[0])
     path = os.path.join(folder, _FOLDER, f"{name}.{digest:08x}.lengths")
-    if not may_be_planted(path, source.files()[0]):
-        return path
     try:
+        if make_cache(os.path.dirname(path), source.files()[0]):
+            return path
         mine = private_cache()
-    except OSError:
+    except OSError as error:
+        logging.info("the examples' lengths are not stored (%s), and are read again by the next run", error)
         return ""
     logging.warning("%s is another user's, in a folder in which anybody may make files: %s is used instead", path, mine)
     return os.path.join(mine, os.path.basename(path))

@@ -254,19 +254,19 @@ def temporary_folder() -> str:
         raise UsageError(f"{error.strerror}; set the variable TMPDIR to a folder that can be written") from None
 
 
-def may_be_planted(path: str, source: str) -> bool:
-    """Returns whether another user may have made a cache's file of what is in a source, whoever owns the source.
+def make_cache(folder: str, source: str) -> bool:
+    """Makes a folder for caches of what is in a source; returns whether another user can't put anything there.
 
-    In a sticky folder (/tmp is one) anybody may make files, and only their owners change them. So there the file and
-    its folder have to be this user's, root's or the source's owner's. Elsewhere, who may write owns the contents.
+    In a sticky folder (/tmp is one) anybody may make files, and only their owners and its own change them. So a folder
+    there has to be this user's, root's, or that of who may change the source. Elsewhere, who may write owns the
+    contents. Raises OSError if it can't be made.
     """
-    folder = os.path.dirname(os.path.abspath(path))
-    outer = os.path.dirname(folder)  # of a link, the folder that has the link
-    with contextlib.suppress(OSError):
-        if any(os.stat(each).st_mode & stat.S_ISVTX for each in (folder, outer)):
-            trusted = {os.geteuid(), 0, os.stat(source).st_uid}
-            return any(os.lstat(each).st_uid not in trusted for each in (folder, path) if os.path.lexists(each))
-    return False
+    os.makedirs(folder, exist_ok=True)  # before it is looked at: then nobody else can exchange it
+    made, outer = os.lstat(folder), os.stat(os.path.dirname(os.path.abspath(folder)))
+    if not (made.st_mode | outer.st_mode) & stat.S_ISVTX:
+        return True
+    trusted = {os.geteuid(), 0, os.stat(source).st_uid, outer.st_uid}
+    return stat.S_ISDIR(made.st_mode) and not made.st_mode & stat.S_ISVTX and made.st_uid in trusted
 
 
 def private_cache() -> str:

@@ -19,6 +19,7 @@ from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
 _FEW_STEPS = 50  # these take less time than measuring XLA
+_UNROLLED_STEPS = 20_000  # fewer are over before unrolling saves the time of tracing four more
 _SHORT_SECONDS = 5.0  # shorter runs without XLA are not worth a measurement, which takes as long
 _MOST_OPERATIONS = 2_000  # operations of a step: with more, XLA compiles longer, and can't be interrupted
 _MOST_OFF_CPUS = 16_000  # where launches cost more; 12 blocks of a transformer are 5,000, ten seconds of a CPU
@@ -39,6 +40,11 @@ _NOT_COMPILABLE = (
 def is_short(steps: int | None, rate: float = math.inf) -> bool:
     """Returns whether `steps` (None: endless) at a rate per second are too few for measuring XLA to pay off."""
     return steps is not None and (steps <= _FEW_STEPS or steps < _SHORT_SECONDS * rate < math.inf)
+
+
+def unrolls(steps: int | None) -> bool:
+    """Returns whether small steps are to be unrolled in a loop of `steps` (None: endless)."""
+    return steps is None or steps >= _UNROLLED_STEPS
 
 
 def measure(
@@ -62,11 +68,16 @@ def measure(
     why_not = ""
     devices = strategy.describe()["devices"]
     on_cpus = {tf.DeviceSpec.from_string(name).device_type for name in devices} == {"CPU"}
-    plain = strategy.program("train", strategy.training.feed, False)
-    plain.trace()
+
+    def made(jit: bool) -> InnerLoop:
+        program = strategy.program("train", strategy.training.feed, jit)
+        program.unrolls = program.unrolls and unrolls(steps)
+        return program
+
+    (plain := made(False)).trace()
     if op := plain.lacked_by_xla:
         try:
-            strategy.program("train", strategy.training.feed, True).trace()  # for XLA some ops are replaced
+            made(True).trace()  # for XLA some ops are replaced
         except NotCompilableError:
             return {}, f"it has no kernel for {op.type}"
     for jit in (False, True):
@@ -82,7 +93,7 @@ def measure(
         if jit and (operations := measured[False][1].operations.total()) > most:
             why_not = f"not tried with it, since {operations:,} operations take it long to compile; jit=on does"
             break
-        program = strategy.program("train", strategy.training.feed, True) if jit else plain
+        program = made(True) if jit else plain
         try:
             with state.restoring():
                 measured[jit] = (_steps_per_second(program, clock, ends), program)

@@ -25,7 +25,7 @@ from filelock import lock_descriptor
 
 from ...engine import logging
 from ...engine.errors import SourceError
-from ...engine.machine.files import may_be_planted, open_lock, private_cache
+from ...engine.machine.files import make_cache, open_lock, private_cache
 from ..checks import InputError
 from . import storage
 from .storage import Files, is_remote
@@ -155,11 +155,10 @@ def prepared(
             files.check(number)  # may have grown meanwhile
 
     try:
-        if not is_remote(path) and may_be_planted(path, files.paths[0]):
+        if not is_remote(path) and not make_cache(os.path.dirname(path), files.paths[0]):
             raise PermissionError(errno.EPERM, "another user's, in a folder in which anybody may make files", path)
         if (file := _open_if_whole(path)) or is_remote(path):
             return file or _write(path, write_checked)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
         with _locked(f"{path}.lock", path):
             return _open_if_whole(path) or _write(path, write_checked)  # exists if this process waited for another
     except OSError as error:

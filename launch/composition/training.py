@@ -155,8 +155,7 @@ def _make_ready(run: BaseRun) -> None:
         _warn_of_missing_classes(run)
     left = None if run.train_steps is None else run.train_steps - run.step
     run.log(choose_jit(run, left))
-    if jit_choice.is_short(left):
-        run.strategy.training.unrolls = False  # tracing several steps an iteration would take longer than it saves
+    run.strategy.training.unrolls = run.strategy.training.unrolls and jit_choice.unrolls(left)
 
 
 def _warn_of_missing_classes(run: BaseRun) -> None:
