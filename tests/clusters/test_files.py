@@ -81,7 +81,7 @@ def pods_of(name: str) -> list[tuple[dict, dict, list[dict]]]:
     return [(labels, job["template"]["spec"]["template"]["spec"], train_job["spec"]["trainer"]["env"])]
 
 
-@pytest.mark.holds("Kubernetes, by [the files in examples]", "For Kubernetes you make a")
+@pytest.mark.holds("Kubernetes, by [the files in examples]")
 @pytest.mark.parametrize("name", [*OBJECTS, "kubeflow.yaml"])
 def test_only_the_jobs_own_pods_may_reach_its_pods_which_have_its_secret_and_few_rights(name):
     (policy,) = (each["spec"] for each in objects(name) if each["kind"] == "NetworkPolicy")

@@ -188,7 +188,7 @@ def test_a_lock_that_another_user_has_left_is_taken_or_named(shared, mode):
         os.seteuid(0)
 
 
-@pytest.mark.holds("A user who may only read a run's folder")
+@pytest.mark.holds("A user who may only read the folder")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is another user too")
 def test_users_of_a_folder_that_one_alone_may_write_to_do_not_wait_for_one_another(shared, monkeypatch):
     """Else whoever may read it could hold the lock for ever."""

@@ -99,7 +99,7 @@ def test_what_was_swept_before_it_was_locked_is_made_again(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.holds("A user who may only read a run's folder")
+@pytest.mark.holds("A user who may only read the folder")
 def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
     """Whoever may only read the folder can."""
     made = []
@@ -120,7 +120,7 @@ def test_a_new_file_that_somebody_has_locked_first_is_not_waited_for(tmp_path):
     assert os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.holds("A user who may only read a run's folder")
+@pytest.mark.holds("A user who may only read the folder")
 @pytest.mark.parametrize(("folder", "expected"), [(0o755, 0o600), (0o775, 0o660), (0o777, 0o666), (0o1777, 0o666)])
 def test_a_lock_can_be_opened_only_by_who_may_write_to_its_folder(tmp_path, monkeypatch, folder, expected):
     before = os.umask(0)
@@ -261,6 +261,7 @@ def test_a_file_that_another_host_has_made_is_waited_for_but_not_for_ever(tmp_pa
     assert time.monotonic() - began >= 0.3
 
 
+@pytest.mark.holds("this host's other users")
 def test_a_users_own_cache_is_no_other_users(tmp_path, monkeypatch):
     monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
     for _ in range(2):

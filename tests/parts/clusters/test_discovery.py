@@ -204,6 +204,17 @@ def test_who_reaches_tasks_on_several_hosts_is_said(capsys):
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.holds("a peer, in a job without")
+@pytest.mark.parametrize("secret", [b"", b"x" * 16], ids=["without", "with"])
+def test_a_job_without_a_secret_says_that_it_believes_who_answers(caplog, secret):
+    (port,) = free_ports(1)
+    cluster = Cluster((("worker 0", f"127.0.0.1:{port}"),), 0, secret=secret)
+    with caplog.at_level("WARNING", logger="crankshaft"), arrival.waiting_for_peers(cluster, 1.0, elastic=False):
+        pass
+    line = "UDP heartbeats are not authenticated; set CRANKSHAFT_JOB_SECRET, the same random text for all workers"
+    assert (line in caplog.text) == (not secret)
+
+
 def test_a_host_without_an_address_is_named_once_it_was_waited_for():
     tasks = Tasks("cluster_hosts", ("localhost:1", "no-such-host.invalid:1"), 0)
     with pytest.raises(UsageError, match=r"worker 1 is at no-such-host.invalid:1, a host that has no address after"):

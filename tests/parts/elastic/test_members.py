@@ -134,7 +134,7 @@ def test_who_is_known_to_be_away_is_not_awaited_again(job):
 
 
 @pytest.mark.thorough
-@pytest.mark.holds("In a job with `--min_workers` and a secret")
+@pytest.mark.holds("a peer, in a job with `CRANKSHAFT_JOB_SECRET`")
 def test_with_a_secret_a_stranger_at_the_port_of_a_worker_that_is_away_is_not_heard(job):
     """It answers as an agent that waits, and as a task that has found a mistake, without the job's secret."""
     three = job(3, b"a secret of sixteen")

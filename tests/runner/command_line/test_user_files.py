@@ -136,7 +136,7 @@ def test_a_file_that_a_run_dir_names_does_not_run_unless_the_caller_names_it_too
     parsing.from_argv(["crankshaft train", "--config=run/config.json", f"--model={model}", "--input", str(points)])
 
 
-@pytest.mark.holds("a `--config` or `--flagfile`", "Flags of one call are not taken", "`--config` names those")
+@pytest.mark.holds("a `--config` or `--flagfile`", "Flags of one call are not taken")
 def test_a_runs_configuration_names_no_code_no_hosts_and_no_folders_for_another_call(folder, caplog):
     """Nor does a mapping of its flags alone, beside a run's files; another file is as its user's own words."""
     (folder / "run").mkdir()
@@ -391,7 +391,6 @@ def test_the_summary_of_a_run_says_what_loss_leaves_out(inside, mode, regularize
     assert ("loss leaves out what layers add to it; loss_with_penalties" in done.out) == bool(regularizer)
 
 
-@pytest.mark.holds("A script's text flag")
 def test_a_scripts_flag_that_may_be_a_secret_is_named_as_it_will_be_readable(folder, script_flags, caplog):
     for name, value in {"api_key": "a", "hub_token": "b", "password": "", "key_dim": "c", "tokens": "d"}.items():
         script_flags.DEFINE_string(name, value, "Of the script.")

@@ -353,7 +353,7 @@ def test_several_processes_write_what_one_writes_and_a_source_is_written_as_it_r
     assert len([*(tmp_path / "again" / "train").glob("*.tfrecord")]) == 2
 
 
-@pytest.mark.holds("Into shards a list of images")
+@pytest.mark.holds("Into shards images come")
 def test_a_list_of_pictures_copies_no_other_file_into_shards_unless_that_is_asked_for(prepared, tmp_path):
     """Whoever made the data set wrote the list, and the shards may be for others."""
     (tmp_path / "set").mkdir()

@@ -278,7 +278,7 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     assert oct((tmp_path / "run" / "export" / "4").stat().st_mode & 0o777) == "0o755"
 
 
-@pytest.mark.holds("Links at the paths")
+@pytest.mark.holds("Links at the paths", "who made a folder that you got")
 def test_a_run_goes_on_without_the_links_in_place_of_folders_that_it_writes_to(inside, finished, tmp_path):
     shutil.copytree(finished(*TRAIN).folder, run := tmp_path / "run", symlinks=True)
     (tmp_path / "elsewhere").mkdir()
@@ -382,7 +382,7 @@ def test_a_run_whose_run_dir_is_taken_away_ends_with_one_line(inside, tmp_path, 
     assert not {"config.json", "result.json", ".lock", "checkpoints"} & set(left)
 
 
-@pytest.mark.holds("A warning names a `run_dir`")
+@pytest.mark.holds("who may write to `run_dir`")
 @pytest.mark.parametrize(("mode", "is_named"), [(0o777, True), (0o1777, True), (0o775, False), (0o700, False)])
 def test_a_run_dir_that_anybody_may_write_to_is_named(run_dir, caplog, mode, is_named):
     os.chmod(run_dir, mode)

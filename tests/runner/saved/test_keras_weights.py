@@ -134,7 +134,7 @@ def test_a_file_of_the_older_format_is_refused(inside, tmp_path):
     assert "older format" in inside(*STILL, f"--init_from={tmp_path}/old.h5", trainer=Net, data=data).mistake
 
 
-@pytest.mark.holds("`.keras`, `.weights.h5` as `--init_from`", "With `--init_from=FILE.keras`")
+@pytest.mark.holds("a checkpoint; `.keras`, `.weights.h5` as `--init_from`")
 def test_of_a_keras_file_the_weights_alone_are_read(fitted, tmp_path):
     """Its configuration may hold code, or be none."""
     fitted.save(path := str(tmp_path / "net.keras"))
