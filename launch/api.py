@@ -99,6 +99,9 @@ def open_run(
     closed once the program holds it no more, as its folder is opened again or as the program ends; one of several
     processes is then not saved.
 
+    With mode="eval" it only reads the run of run_dir, also beside the process that trains it: it has the weights of
+    `eval_checkpoint`, and later those of `restore`; it evaluates and predicts, and writes nothing.
+
     Args:
       trainer_class: as `crankshaft.main` takes it.
       data: as `crankshaft.main` takes it: the training data, and the form of all data passed later.
@@ -116,8 +119,9 @@ def open_run(
       ...         print(run.step, run.train(steps=10)["loss"])
     """
     config, script_flags = _configure(trainer_class, data, may_change, keywords, may_be_endless=True)
-    if not config.trains:
-        raise UsageError(f"open_run(mode={config.mode!r}): an open run trains; use crankshaft.run for this mode")
+    if not config.trains and (config.mode != "eval" or config.follow):
+        mode = f"mode={config.mode!r}" + ", follow=True" * config.follow
+        raise UsageError(f"open_run({mode}): an open run trains, or reads by mode='eval'; use crankshaft.run for this")
     if config.export_dir:
         raise UsageError('open_run(export_dir=...): an open run has no end of its own; use run(mode="export") after it')
     if config.is_evaluator:

@@ -379,16 +379,20 @@ class Run(BaseRun):
             self._end_with(mode(self))
 
     def begin_loop(self) -> None:
-        """Restores the newest checkpoint of an open run, and begins its hooks; closes it after an error."""
+        """Restores a checkpoint of an open run, and begins its hooks if it trains; closes it after an error."""
         try:
             with self._environment(), self._hand_over_after():
-                training.restore_newest(self, to_end=False)
-                self.loop.begin()
+                if self.config.trains:
+                    training.restore_newest(self, to_end=False)
+                    self.loop.begin()
+                else:
+                    training.restore(self, self.config.eval_checkpoint)
         except Exception as error:
             self._release(error)
             raise
-        self._stack.enter_context(self._standby)
-        exits.LEFT_OPEN[self.end_left_open] = self.run_dir
+        if self.config.trains:
+            self._stack.enter_context(self._standby)
+        exits.LEFT_OPEN[self.end_left_open] = self.run_dir if self.config.trains else None
         self._stack.callback(exits.LEFT_OPEN.pop, self.end_left_open, None)
         self._stack.callback(atexit.unregister, atexit.register(self.end_left_open))
 
@@ -421,7 +425,8 @@ class Run(BaseRun):
         folder = f"the run of {self.run_dir}" if self.run_dir else "a run without run_dir"
         is_saved = asks_others or self.strategy.num_hosts == 1
         end = "saved and closed" if is_saved else "not saved; let each worker close it, as `with` does"
-        logging.warning("%s was left open at step %d: it is %s", folder, self.step, end)
+        if self.config.trains:
+            logging.warning("%s was left open at step %d: it is %s", folder, self.step, end)
         if is_saved:
             self._end(None, is_left=True)
         else:
@@ -447,6 +452,8 @@ class Run(BaseRun):
         call = f"{method}({passed})"
         if while_open and not self.is_open:
             raise UsageError(f"{call}: the run is closed; open it again, with the same run_dir to continue it")
+        if not self.config.trains and method in ("train", "save", "reset_patience"):
+            raise UsageError(f"{call}: mode={self.config.mode} only reads the run; use open_run without it to train")
         with self._standby.calling(), self._turn(call, shares, method == "close"):
             try:
                 with self._environment(uses_random=method == "train"):
@@ -647,7 +654,7 @@ class Run(BaseRun):
         """
         if not self.is_open:
             return
-        if error is not None and self.strategy.num_hosts > 1:
+        if not self.config.trains or (error is not None and self.strategy.num_hosts > 1):
             self._release(error)
             return
         try:

@@ -243,7 +243,10 @@ def ending_signal(run: BaseRun) -> str | None:
 
 
 def restore(run: BaseRun, which: str | int) -> None:
-    """Restores the best checkpoint, the latest, or that of a step; the run continues from there."""
+    """Restores the best checkpoint, the latest, or that of a step; the run continues from there, if it trains."""
+    if not run.config.trains:
+        list(restoring.restored(run, which))  # a live run may remove one meanwhile
+        return
     checkpoints = run.checkpoints_for(which)
     checkpoints.join()  # one that is being written may be the one to restore
     manifest = restoring.find(run, checkpoints, which)

@@ -162,14 +162,15 @@ def restored_since(run: BaseRun, step: int) -> Iterator[Manifest]:
             yield manifest
 
 
-def restored(run: BaseRun) -> Iterator[Manifest]:
+def restored(run: BaseRun, which: str | int = "") -> Iterator[Manifest]:
     """Restores the requested checkpoints, the oldest first, each once the caller has finished with the last.
 
+    `which`: as --eval_checkpoint, whose value it has if it is empty.
     A checkpoint that a live run removes meanwhile is skipped; `latest` and `best` then take a newer one. `latest` has
     the weights with which training ends, the averages of Keras's `use_ema`; others those that were evaluated then.
     """
     config = run.config
-    which = config.eval_checkpoint
+    which = str(which) or config.eval_checkpoint
     checkpoints = run.checkpoints_for(which)
     if which in ("latest", "best"):
         while newest_one := newest(run, checkpoints):

@@ -331,7 +331,7 @@ def test_what_an_open_run_is_not_for_is_one_line():
     with refused(r"^train\(.*\): the run is closed; open it again"):
         opened.train(steps=1)
     assert opened.predict(np.zeros((2, 3), "float32")).shape == (2, 1)
-    with refused(r"^open_run\(mode='benchmark'\): an open run trains; use crankshaft.run for this"):
+    with refused(r"^open_run\(mode='benchmark'\): an open run trains, or reads by mode='eval'; use cranks"):
         open_run(Noisy, mode="benchmark", **ONE_STEP)
     with refused(r"cosine ends where the run does, and the run has no length; give train_steps"):
         open_run(Noisy, learning_rate_schedule="cosine", **ONE_STEP)
