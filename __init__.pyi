@@ -369,6 +369,9 @@ def open_run(
     closed once the program holds it no more, as its folder is opened again or as the program ends; one of several
     processes is then not saved.
 
+    With mode="eval" it only reads the run of run_dir, also beside the process that trains it: it has the weights of
+    `eval_checkpoint`, and later those of `restore`; it evaluates and predicts, and writes nothing.
+
     Args:
       trainer_class: as `crankshaft.main` takes it.
       data: as `crankshaft.main` takes it: the training data, and the form of all data passed later.
