@@ -24,7 +24,7 @@ class Data:
       vocabulary: number of ids (0..count-1) of each feature that is an id, in each of its columns; 0 is a missing or
         unknown id. None if no feature is an id.
       ids: identifies the numbering of ids, e.g. its digest; None if it does not depend on the training data.
-      tokens: the tokenizer of text, for models that generate: `input.files.tokens.Bytes` or `Vocabulary`.
+      tokens: the tokenizer of text, for models that generate: `input.files.tokens.Bytes` or `Vocabulary` alone.
       classes: the classes' names, in the order of label numbers; None if they have only numbers.
       preprocessing: converts columns to features, such as text to ids (`engine.data.preprocessing.Preprocessing`). The
         examples are converted already; predictions and exports convert raw values by it.

@@ -14,6 +14,7 @@ from ...engine import logging
 from ...engine.data.run_data import Data
 from ...engine.data.source import Source, WithoutBadRecords
 from ...engine.errors import SourceError, UnavailableError
+from ...input.files import tokens
 from .. import explanations
 from ..command_line import rules
 from ..command_line.config import READING, Config
@@ -110,6 +111,11 @@ def data_from(data: Callable | Sequence | Data) -> Data:
     """Calls the user's function, if it is one, and makes `Data` of its tuple; see `train.main` for the tuple."""
     returned = data() if callable(data) else data
     if isinstance(returned, Data):
+        if returned.tokens is not None and type(returned.tokens) not in (tokens.Bytes, tokens.Vocabulary):
+            raise UsageError(
+                f"Data.tokens is a {type(returned.tokens).__name__}, which a saved run could not make again; give "
+                "Bytes or a Vocabulary of crankshaft.input.files.tokens, or leave it out: generate takes tokens, too"
+            )
         return returned
     values = returned if isinstance(returned, (tuple, list)) else (returned,)
     if returned is None or not 1 <= len(values) <= _MOST_VALUES:
