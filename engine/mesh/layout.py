@@ -59,6 +59,13 @@ class Axis:
         with all_replicas_context() as replica:
             return collectives.all_gather(replica, value)
 
+    def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
+        """Sends value[i] of [size, ...] to replica i; returns the values sent to this one, in order. Replica code.
+
+        Its gradient returns by the same way.
+        """
+        return self.all_gather(value)[:, self.rank]
+
     def concatenate(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Concatenates the replicas' tensors [n, ...], of any n on each, in their order. Replica code."""
         if self.size == 1:

@@ -123,7 +123,10 @@ class _RehearsedAxis(Axis):
 
     def all_to_all(self, value):
         # A copy, since what is received has memory of its own; a plan counts an identity as the same memory.
-        return value if self.size == 1 else self._sent("reduce_scatter", value, tf.raw_ops.DeepCopy(x=value))
+        if self.size == 1:
+            return value
+        copy = tf.custom_gradient(lambda x: (tf.raw_ops.DeepCopy(x=x), self.all_to_all))(value)
+        return self._sent("reduce_scatter", value, copy)
 
     def _sent(self, kind: str, value: tf.Tensor, result: tf.Tensor) -> tf.Tensor:
         size = tensor_bytes(result if kind == "all_gather" else value)

@@ -269,7 +269,7 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, mesh: Mesh) -> tf.Tenso
 
 @tf.keras.utils.register_keras_serializable("crankshaft.parallel")
 class Normal(tf.keras.initializers.Initializer):
-    """Samples each value of a matrix by its position, so that a shard sampled by itself equals that range of the whole.
+    """Samples each value of a weight by its position, so that a shard sampled by itself equals that range of the whole.
 
     Args:
       stddev: the standard deviation of the normal distribution, whose mean is 0; no sample lies beyond 5.3 times that.
@@ -285,10 +285,11 @@ class Normal(tf.keras.initializers.Initializer):
         return tf.cast(self.sample(Box((0,) * len(shape), shape)), dtype or tf.float32)
 
     def sample(self, box: Box) -> tf.Tensor:
-        """Returns the values of a range of the matrix, float32 of `box.size`."""
-        (first_row, first_column), (rows, columns) = box
-        numbers = tf.range(first_row, first_row + rows, dtype=tf.int64)
-        even = hashing.uniform(numbers, columns, self.seed, first=first_column)
+        """Returns the values of a range of the weight, of any rank, float32 of `box.size`."""
+        *leading, (first_column, columns) = [(0, 1)] * (2 - len(box.size)) + list(zip(*box, strict=True))
+        numbers = tf.meshgrid(*(tf.range(n, n + count, dtype=tf.int64) for n, count in leading), indexing="ij")
+        *before, rows = (tf.reshape(axis, [-1]) for axis in numbers)
+        even = tf.reshape(hashing.uniform(rows, columns, self.seed, *before, first=first_column), box.size)
         # In float64: float32's kernel rounds a value differently depending on its position in the array.
         return tf.cast(self.stddev * tf.math.ndtri(tf.cast(even, tf.float64)), tf.float32)
 

@@ -157,8 +157,9 @@ class _Group(Axis):
         return tf.reduce_sum(self.all_to_all(pieces), 0)
 
     def all_to_all(self, value: tf.Tensor) -> tf.Tensor:
-        """Sends value[i] of [size, ...] to replica i; returns the values sent to this one, in order. Replica code."""
-        return value if self.size == 1 or not self._in_replica() else self._own().all_to_all(value)
+        if self.size == 1 or not self._in_replica():
+            return value
+        return tf.custom_gradient(lambda x: (self._own().all_to_all(x), self.all_to_all))(value)  # its own transpose
 
     def _in_replica(self) -> bool:
         """Returns whether a replica of the strategy is being traced; if not, Keras only computes a layer's shapes.

@@ -134,6 +134,12 @@ def test_initial_weights_are_those_of_their_position_whoever_samples_them():
     normal = Normal(0.02, seed=7)
     whole = normal((301, 77)).numpy()
     np.testing.assert_array_equal(normal.sample(sharded.Box((100, 31), (201, 46))), whole[100:, 31:])
+    for rank, axes in enumerate([(), (9,), (4, 9), (3, 4, 9), (2, 3, 4, 9)]):
+        every = normal(axes).numpy()
+        part = sharded.Box((1,) * rank, tuple(n - 1 for n in axes))
+        np.testing.assert_array_equal(normal.sample(part), every[part.slices])
+        assert len(np.unique(every)) == every.size
+    np.testing.assert_array_equal(normal((4, 9)), whole[:4, :9])
     assert abs(whole.std() / 0.02 - 1) < 0.01
     assert abs(whole.mean()) < 0.0005
     assert (Normal(0.02, seed=8)((301, 77)).numpy() != whole).all()

@@ -56,6 +56,27 @@ def test_gathers_and_scatters_are_in_the_order_of_the_coordinate(meshes, shape):
         np.testing.assert_array_equal(found, [*neighbours, *whole.reshape(2, 2)[r % 2]])
 
 
+def test_the_gradient_of_exchanged_values_is_that_of_finite_differences(meshes):
+    strategy, mesh = meshes(1, 2)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 2, 2, 3)), rng.normal(size=(2, 2, 2, 3))  # by replica, by receiver, [2, 3]
+
+    def loss(x):  # of both replicas: each weighs what it received
+        return np.sum(w * np.swapaxes(x, 0, 1) ** 3)
+
+    def step():
+        mine = tf.constant(x)[mesh.model.rank]
+        with tf.GradientTape() as tape:
+            tape.watch(mine)
+            weighed = tf.constant(w)[mesh.model.rank] * mesh.model.all_to_all(mine) ** 3
+        return tape.gradient(weighed, mine)
+
+    found, h = np.stack(on_replicas(strategy, step)), 1e-5
+    shifts = h * np.eye(x.size).reshape(x.size, *x.shape)
+    expected = np.array([loss(x + shift) - loss(x - shift) for shift in shifts]).reshape(x.shape) / (2 * h)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
+
+
 def test_a_product_cut_by_columns_then_rows_has_the_gradients_of_the_whole(meshes):
     """Megatron's block: x -> enter -> columns -> rows -> leave."""
     strategy, mesh = meshes(1, 2)
