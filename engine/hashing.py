@@ -41,8 +41,8 @@ def hash_columns(ids: tf.Tensor, sizes: list[int]) -> tf.Tensor:
 def uniform(rows: tf.Tensor, width: int, *key: int | tf.Tensor, first: int = 0) -> tf.Tensor:
     """Samples float32 [n, width] for rows [n], columns from `first` on, uniform in (0, 1): the middles of 2^23 parts.
 
-    Each depends only on its row, its column and the key (integers, or int64 [n]): a hash of a counter (Salmon et al. 2011, Parallel random
-    numbers: as easy as 1, 2, 3), here SplitMix64's.
+    Each depends only on its row, its column and the key (integers, or int64 [n]): a hash of a counter
+    (Salmon et al. 2011, Parallel random numbers: as easy as 1, 2, 3), here SplitMix64's.
     """
     start = tf.zeros([], tf.uint64)
     for part in (*(tf.convert_to_tensor(part, tf.int64) for part in key), tf.cast(rows, tf.int64)):

@@ -39,10 +39,15 @@ OTHERS = (  # which guides use
     "crankshaft.parts.sharding.Dense",
 )
 EXTENSION_POINTS = (  # which may change in a minor version
+    "crankshaft.engine.mesh.layout.Axis",
+    "crankshaft.engine.mesh.layout.Mesh",
     "crankshaft.engine.metrics.pairs.Pair",
     "crankshaft.engine.optimizers.FusedOptimizer",
     "crankshaft.engine.reduction.Reduction",
     "crankshaft.engine.strategies.base.Strategy",
+    "crankshaft.parts.sharding.Normal",
+    "crankshaft.parts.sharding.add_weight",
+    "crankshaft.parts.sharding.current_mesh",
     "crankshaft.runner.host.tasks.Tasks",
     "crankshaft.runner.host.tasks.register",
 )

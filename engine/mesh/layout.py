@@ -23,7 +23,12 @@ _entered: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar("mesh", d
 
 
 def current_mesh() -> Mesh:
-    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only."""
+    """Returns the mesh in whose scope variables are made; outside of one, a mesh along data only.
+
+    Example:
+      >>> current_mesh().model.size
+      1
+    """
     return _entered.get() or Mesh()
 
 

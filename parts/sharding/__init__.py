@@ -2,7 +2,18 @@
 
 from ...engine.mesh.layout import current_mesh
 from .attention import Attention
-from .layers import Dense, Dropout, Embedding, RMSNorm, cross_entropy
+from .layers import Dense, Dropout, Embedding, Normal, RMSNorm, add_weight, cross_entropy
 from .mesh import ShardedMesh as Mesh
 
-__all__ = ["Attention", "Dense", "Dropout", "Embedding", "Mesh", "RMSNorm", "cross_entropy", "current_mesh"]
+__all__ = [
+    "Attention",
+    "Dense",
+    "Dropout",
+    "Embedding",
+    "Mesh",
+    "Normal",
+    "RMSNorm",
+    "add_weight",
+    "cross_entropy",
+    "current_mesh",
+]

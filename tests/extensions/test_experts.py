@@ -6,8 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 import crankshaft
-from crankshaft.parts.sharding import current_mesh
-from crankshaft.parts.sharding.layers import Normal, add_weight
+from crankshaft.parts.sharding import Normal, add_weight, current_mesh
 from tests import runs
 
 EXPERTS, WIDTH, HIDDEN, RATE = 4, 3, 5, 0.1
