@@ -66,8 +66,11 @@ class PythonState:
                 seen[id(value)] = value
                 queue += [(f"{path}{name}", item) for name, item in self._note(value)]
 
-    def warn_if_computed(self, graph: tf.Graph, trace: Callable[[], tf.types.experimental.ConcreteFunction]) -> None:
-        """Warns if a step whose trace has changed values since has other constants when `trace` traces it again."""
+    def warn_if_computed(self, graph: tf.Graph, trace: Callable[[], Any], after: Callable[[], Any]) -> None:
+        """Warns if a step whose trace has changed values since has other constants when `trace` traces it again.
+
+        `after` is called after that trace.
+        """
         if not (changed := self._changes()):
             return
         traced = PythonState(lambda: self._owners)
@@ -78,6 +81,7 @@ class PythonState:
             return
         finally:
             traced._put_back()
+            after()
         was, now = (digests.digest(each, integers=True).ops for each in (graph, again))
         constants = [Counter(value for value, op in ops if op.type == "Const") for ops in (was, now)]
         others, hashes = {op for value, op in was if value in constants[0] - constants[1]}, {value for value, _ in now}

@@ -86,15 +86,10 @@ class StepChecks:
                 check_losses(self._runner.pop_contexts(), type(self._state.trainer).__name__)
             raise
         self._check_made(before)
-        if self._state and self._replicas > 1 and (found := graphs.of_another_replica(step.graph)):
-            used, made = (users_line(op.traceback) for op in found)
-            cure = "keep it in an attribute of the trainer, or in a list, dictionary or tf.Module there"
-            raise UsageError(_ELSEWHERE.format(type(self._state.trainer).__name__, used, "replica", made, cure))
         replicas_traced = self._check(step.graph, replicates_batch)
         # With other processes, whose Python may change nothing, a second trace would number collectives differently.
         if python and self._state and self._runner and replicas_traced == self._replicas:
-            python.warn_if_computed(step.graph, trace)
-            self._runner.pop_contexts()
+            python.warn_if_computed(step.graph, trace, self._runner.pop_contexts)
             add_step(self._state.trainer.inventory.captured, self, trace, self._runner.pop_contexts)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
@@ -127,9 +122,13 @@ class StepChecks:
 
     def _check(self, graph: tf.Graph, replicates_batch: bool = False) -> int:
         """Checks a step's graph, and returns of how many replicas it is; 0 of a step that is not a trainer's."""
-        if self._runner is None or self._state is None:
-            return 0
         state = self._state
+        if state and self._replicas > 1 and (found := graphs.of_another_replica(graph)):
+            used, made = (users_line(op.traceback) for op in found)
+            cure = "keep it in an attribute of the trainer, or in a list, dictionary or tf.Module there"
+            raise UsageError(_ELSEWHERE.format(type(state.trainer).__name__, used, "replica", made, cure))
+        if self._runner is None or state is None:
+            return 0
         contexts = [context for context in self._runner.pop_contexts() if context.graph is graph]
         state.trainer.inventory.captured.note(is_traced=not self._run_eagerly)
         options, shards = state.trainer.run_context.options, self._replicas // contexts[0].mesh.model.size

@@ -145,7 +145,10 @@ class Reduction(tf.Module):
         # Rows of tables are gathered, not made dense: a table may have millions of rows that no replica has touched.
         slices = {i: x for i, x in enumerate(gradients) if isinstance(x, tf.IndexedSlices)}
         dense = {i: x for i, x in enumerate(gradients) if x is not None and i not in slices}
-        items = [Item(zero_without_examples(tf.convert_to_tensor(x)), exact=False) for x in dense.values()]
+        values = [tf.convert_to_tensor(x) for x in dense.values()]
+        if context.has_examples is not None:
+            values = [zero_without_examples(x) for x in values]
+        items = [Item(x, exact=False) for x in values]
         items += [Item(x, exact=True) for x in (*(terms(state, count, before) if state else ()), count)]
         sums = self._sum_in_buckets(replicas, items)
         summed: dict[int, Any] = dict(zip(dense, sums, strict=False))  # the exact ones follow
@@ -279,7 +282,7 @@ class Reduction(tf.Module):
             count = tf.where(has_examples, tf.shape(indices)[0], 0)
             values, indices = values[:count], indices[:count]
         # Rounded as on the wire, though the kernels send float32 rows.
-        values = tf.cast(tf.cast(zero_without_examples(values), self.reduce_dtype), tf.float32)
+        values = tf.cast(tf.cast(values, self.reduce_dtype), tf.float32)
         values, indices = step_context().mesh.all_replicas.concatenate([values, indices])
         return tf.IndexedSlices(values, indices, gradient.dense_shape)
 

@@ -95,10 +95,8 @@ def pad_empty_batch(batch):
     return tf.nest.map_structure(pad, batch), has_examples
 
 
-def zero_unless(condition: tf.Tensor | None, metrics: dict) -> dict:
-    """Returns the metrics if a condition is true or None, otherwise zeros, also for values that are not finite."""
-    if condition is None:
-        return metrics
+def zero_unless(condition: tf.Tensor, metrics: dict) -> dict:
+    """Returns the metrics if a condition is true, otherwise zeros, also for values that are not finite."""
 
     def masked(x):
         if isinstance(x, tf.IndexedSlices):

@@ -444,10 +444,11 @@ def _in_range(
       is_mean: whether to take the mean here, where it is one division (`Gradients`): nothing is summed across replicas.
       micro_batches: the number of this replica's.
     """
-    factors, scaled = [count] if is_mean else [], step_context().scaled(total)
+    factors, scale = [count] if is_mean else [], step_context().start_values.loss_scale
+    scaled = total if scale is None else step_context().scaled(total)
     if is_mean:
         scaled = tf.math.divide_no_nan(scaled, tf.cast(count, scaled.dtype))
-    if step_context().start_values.loss_scale is not None:
+    if scale is not None:
         rest = (
             tf.constant(float(micro_batches)) if is_mean else tf.cast(count, tf.float32) / batches.num_examples(batch)
         )

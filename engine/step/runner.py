@@ -94,7 +94,8 @@ class StepRunner:
             for averaged in self._inventory.averaged.values():
                 # Last, so that an average follows the weights as this step leaves them.
                 averaged.follow(step, metrics["skipped"].total if "skipped" in metrics else None)
-            return zero_unless(self._counts(has_examples), metrics)
+            counted = self._counts(has_examples)
+            return metrics if counted is None else zero_unless(counted, metrics)
 
     def evaluate_batch(
         self,
@@ -124,7 +125,8 @@ class StepRunner:
                 result = ({}, compute(form.features(batch))) if compute else self._trainer.eval_step(batch)
                 metrics, predictions = result if type(result) is tuple and len(result) == 2 else (result, None)
                 counted = self._counts(has_examples)
-                metrics = zero_unless(counted, check_weighed(metrics, batch, self._trainer))
+                metrics = check_weighed(metrics, batch, self._trainer)
+                metrics = metrics if counted is None else zero_unless(counted, metrics)
                 if predicts and not compute and (not isinstance(predictions, dict) or not predictions):
                     raise UsageError(
                         f"{owner}.compute_metrics: {owner}.eval_step returns no predictions for it; return (metrics, "

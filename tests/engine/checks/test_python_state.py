@@ -138,7 +138,7 @@ def test_what_a_step_counts_in_python_is_named_with_the_line_that_computes_with_
         trainer.model = trainer.build_model()
         trace = functools.partial(traced, trainer)
         state = PythonState(lambda t=trainer: [("Counting", t), ("out", t.model.layers[0])])
-        state.warn_if_computed(trace().graph, trace)
+        state.warn_if_computed(trace().graph, trace, lambda: None)
         (line,) = [line for line in caplog.messages if "only as it is traced" in line]
         assert f"{path} (from" in line
         assert "test_python_state.py:" in line
