@@ -114,7 +114,10 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.writes_run:
             locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS, before_pause=look)
             outcome_writer.lock = stack.enter_context(locked)
-            for path, target in config.files.remove_links().items():
+        if config.writes_run or (
+            config.mode == "export" and config.run_dir and config.output_path == config.files.export
+        ):
+            for path, target in config.files.remove_links(config.trains).items():
                 logging.warning(_LINK, path, target)
         stack.push(outcome_writer.end)  # here, while it has the lock
         if config.metrics_port is not None:

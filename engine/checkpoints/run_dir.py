@@ -45,10 +45,11 @@ class RunDir:
         names = [name for name, value in vars(RunDir).items() if isinstance(value, _Inside) and name != "config"]
         return any(os.path.lexists(getattr(self, name)) for name in names)
 
-    def remove_links(self) -> dict[str, str]:
-        """Removes the links in place of folders to which a run writes; returns where each, by its path, has led."""
+    def remove_links(self, trains: bool) -> dict[str, str]:
+        """Removes links in place of folders to which a run, or an export, writes; returns where each, by path, led."""
         incomplete = os.path.join(self.checkpoints, manifests.INCOMPLETE)
-        folders = (self.tensorboard, self.export, self.logs, self.requests, self.workers, incomplete)
+        trained = (self.tensorboard, self.logs, self.requests, self.workers, incomplete)
+        folders = (self.export, *trained) if trains else (self.export,)
         found = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
         for folder in found:
             os.remove(folder)

@@ -276,6 +276,13 @@ def test_a_run_writes_its_files_in_the_place_of_links(inside, tmp_path):
     assert os.listdir(tmp_path / "elsewhere") == []
     assert sorted(os.listdir(tmp_path / "run" / "export")) == ["4", "4.tmp"]
     assert oct((tmp_path / "run" / "export" / "4").stat().st_mode & 0o777) == "0o755"
+    for name in ("export", "tensorboard"):  # an export writes to the first alone
+        shutil.rmtree(tmp_path / "run" / name, ignore_errors=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+    inside(*exported).ok()
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert (tmp_path / "run" / "export" / "4").is_dir()
+    assert (tmp_path / "run" / "tensorboard").is_symlink()
 
 
 @pytest.mark.holds("Links at the paths", "who made a folder that you got")
