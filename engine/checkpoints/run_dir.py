@@ -46,13 +46,14 @@ class RunDir:
         return any(os.path.lexists(getattr(self, name)) for name in names)
 
     def remove_links(self, trains: bool) -> dict[str, str]:
-        """Removes links in place of folders to which a run, or an export, writes; returns where each, by path, led."""
+        """Replaces links to folders in which a run, or an export, writes by new folders; returns where each led."""
         incomplete = os.path.join(self.checkpoints, manifests.INCOMPLETE)
         trained = (self.tensorboard, self.logs, self.requests, self.workers, incomplete)
         folders = (self.export, *trained) if trains else (self.export,)
         found = {folder: os.readlink(folder) for folder in folders if os.path.islink(folder)}
         for folder in found:
             os.remove(folder)
+            os.mkdir(folder)  # what is written there was checked before, and finds its folder
         return found
 
     def folder(self, which: str | int) -> str:
