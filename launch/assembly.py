@@ -29,10 +29,7 @@ if TYPE_CHECKING:
     from ..runner.modes.outcome import Outcome
     from .composition.open_run import Run
 
-_LINK = (
-    "run_dir: %s was a link to %s, and no run writes through one in its folder: it is removed; for TensorBoard's files "
-    "elsewhere, give tensorboard_dir"
-)
+_LINK = "run_dir: %s was a link to %s, and no run writes through one in its folder: a new folder has its place"
 
 
 def run_to_end(config: Config, data, hooks: Sequence, script_flags: Mapping[str, Any] | None = None) -> Run:
@@ -114,9 +111,8 @@ def assemble_run(config: Config, data, hooks: Sequence, script_flags: Mapping[st
         if config.writes_run:
             locked = locks.lock(config.files.path, inherited_lock, locks.LOCK_SECONDS, before_pause=look)
             outcome_writer.lock = stack.enter_context(locked)
-        if config.writes_run or (
-            config.mode == "export" and config.run_dir and config.output_path == config.files.export
-        ):
+        exports = config.mode == "export" and config.run_dir and config.output_path == config.files.export
+        if config.writes_run or exports:
             for path, target in config.files.remove_links(config.trains).items():
                 logging.warning(_LINK, path, target)
         stack.push(outcome_writer.end)  # here, while it has the lock
