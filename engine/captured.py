@@ -11,6 +11,7 @@ import dis
 import functools
 import operator
 import types
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -93,7 +94,7 @@ class Captured:
         self._changing: list[tuple[Any, dict[str, Any]]] = []  # arrays, with their values
         self._code: list[tuple[Any, tuple]] = []  # of the user's functions
         self._is_traced = False
-        self._steps: dict[Any, Callable[..., bool]] = {}  # by what has traced each: whether it reads an attribute
+        self._steps: weakref.WeakSet[Any] = weakref.WeakSet()  # which keep their data
         self._warned: set[str] = set()
         self._unread: set[tuple[int, str]] = set()  # the `id`s of owners, and names
         self._read: dict[int, tuple[tf.Variable, bytes]] = {}  # with their checksums, by `id`
@@ -113,13 +114,9 @@ class Captured:
                 self._warned.add(line)
                 logging.info("%s", line)
 
-    def add_step(self, key: Any, reads: Callable[[Any, str, bool], bool]) -> None:
-        """Adds a traced step, in place of that of the same key.
-
-        Args:
-          reads: whether the step reads an attribute, by its owner and name, and whether it was None.
-        """
-        self._steps[key] = reads
+    def add_step(self, step: Any) -> None:
+        """Adds a traced step, `engine.checks.python_state.Retrace`."""
+        self._steps.add(step)
         self._unread.clear()
 
     def owners(self) -> list[tuple[str, Any]]:
@@ -215,7 +212,7 @@ class Captured:
     def _is_read(self, owner: Any, name: str, was_none: bool) -> bool:
         """Whether a step may read an attribute; each is traced again to find out."""
         is_known = self._steps and name in vars(owner) and vars(owner)[name] is not None
-        return not is_known or any(reads(owner, name, was_none) for reads in self._steps.values())
+        return not is_known or any(step.reads(owner, name, was_none) for step in self._steps)
 
     def check_save(self) -> None:
         """Checks, as `check` does, that a checkpoint would have all with which the steps compute.

@@ -173,15 +173,23 @@ class PythonState:
                         setattr(part, name, value) if isinstance(part, type) else part.update({name: value})
 
 
-def add_step(captured: Captured, key: Any, trace: Callable[[], Any], after: Callable[[], Any]) -> None:
-    """Has `captured` find by traces of a step, and a call of `after`, whether it reads an attribute."""
+class Retrace:
+    """A traced step, which `captured` has traced again to find whether it reads an attribute, as long as this lives.
 
-    def reads(owner: Any, name: str, was_none: bool) -> bool:
-        is_read = PythonState(captured.owners).is_read(owner, name, was_none, trace)
-        after()
+    Args:
+      trace: traces it.
+      after: called after each trace.
+    """
+
+    def __init__(self, captured: Captured, trace: Callable[[], Any], after: Callable[[], Any]):
+        self._owners, self._trace, self._after = captured.owners, trace, after
+        captured.add_step(self)
+
+    def reads(self, owner: Any, name: str, was_none: bool) -> bool:
+        """Whether the step reads an attribute, which was None as it was traced, or was not."""
+        is_read = PythonState(self._owners).is_read(owner, name, was_none, self._trace)
+        self._after()
         return is_read
-
-    captured.add_step(key, reads)
 
 
 def _is_programs(value: Any) -> bool:

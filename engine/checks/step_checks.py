@@ -18,7 +18,7 @@ from ..step.runner import StepRunner
 from .compiled import check_compilable, warn_of_step
 from .losses import check_losses
 from .options import check_options
-from .python_state import PythonState, add_step
+from .python_state import PythonState, Retrace
 from .variables import SecondTrace, check_aggregated, check_saved, check_written
 
 _MADE_IN_A_STEP = (
@@ -60,6 +60,7 @@ class StepChecks:
         self._state, self._runner, self._trains, self._replicas = state, runner, trains, replicas
         self._jit, self._run_eagerly, self._check_assigned = jit, run_eagerly, check_assigned
         self.second_trace = SecondTrace()
+        self._retrace: Retrace | None = None  # which lives as long as the program
 
     def traced(self, trace: Callable[[], tf.types.experimental.ConcreteFunction], replicates_batch: bool = False):
         """Traces a step by calling `trace`, checks it, and returns it.
@@ -90,7 +91,7 @@ class StepChecks:
         # With other processes, whose Python may change nothing, a second trace would number collectives differently.
         if python and self._state and self._runner and replicas_traced == self._replicas:
             python.warn_if_computed(step.graph, trace, self._runner.pop_contexts)
-            add_step(self._state.trainer.inventory.captured, self, trace, self._runner.pop_contexts)
+            self._retrace = Retrace(self._state.trainer.inventory.captured, trace, self._runner.pop_contexts)
         if self.second_trace.is_needed:
             # Of this trace nothing is run: it only shows which of the constants change with the batch's size.
             with self.second_trace.deciding():
