@@ -51,7 +51,8 @@ HOLDS = {
     " and first.history.history['val_loss'][1] < first.history.history['val_loss'][0]"
     " and halved.times == 4 and mine.optimizer.iterations == 125",
     "docs/language_models.md": "said.startswith('The Congress') and len(said) > 40",
-    "docs/mesh.md": "abs(sharded.result['eval']['loss'] / one.result['eval']['loss'] - 1) < 1e-5",
+    "docs/mesh.md": "abs(sharded.result['eval']['loss'] / one.result['eval']['loss'] - 1) < 1e-5"
+    " and abs(mixed.result['eval']['loss'] / alone.result['eval']['loss'] - 1) < 1e-5",
     "docs/model.md": "done.result['eval']['loss'] < 0.01 and best.count_params() == 4"
     " and [result_of('runs/mine')[key] for key in ('strategy', 'stop')] == ['on_cpu', 'good enough']",
     "docs/monitoring.md": "len(history) >= 8 and done.result['stop'] == 'good enough'",
