@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import crankshaft
 
-ROOT = pathlib.Path(crankshaft.__file__).resolve().parent
+ROOT = pathlib.Path(crankshaft.__file__).parent  # as frames name it, which may be a link
 FOLDERS = tuple(f"{ROOT / folder}/" for folder in ("engine", "launch", "models", "input", "parts", "runner"))
 CHECKS = ("engine/checks/", "engine/step/diagnosis.py")
 TRACE = "StepChecks.traced"  # which traces a step, and then checks it
