@@ -53,10 +53,10 @@ class PythonState:
     """
 
     def __init__(self, owners: Callable[[], Iterable[tuple[str, Any]]]):
-        self._owners, self._values = [*owners()], dict[str, Any]()
+        self._owners, self._values = owners, dict[str, Any]()
         self._parts: list[tuple[Any, Any]] = []  # what has values, and a copy of it
         self._iterators: dict[int, Any] = {}  # copies, by `id`
-        queue, seen = self._owners.copy(), dict[int, Any]()
+        queue, seen = [*owners()], dict[int, Any]()
         for path, value in queue:
             if isinstance(value, (*PLAIN, np.ndarray)):
                 self._values.update(comparable(value, path))
@@ -73,7 +73,7 @@ class PythonState:
         """
         if not (changed := self._changes()):
             return
-        traced = PythonState(lambda: self._owners)
+        traced = PythonState(self._owners)
         try:
             again = trace().graph
             places = {path.rstrip("0123456789") for path in traced._changes()}  # a list may have grown
@@ -93,26 +93,9 @@ class PythonState:
             more = f" and {len(named) - 3} more" if named[3:] else ""
             logging.warning_once(_CHANGED, ", ".join(named[:3]) + more, digests.describe(op))
 
-    def is_read(self, owner: Any, name: str, was_none: bool, trace: Callable[[], Any]) -> bool:
-        """Whether a step reads an attribute: its trace fails, with an object there that has no value.
-
-        Whether it asks for None is found by a trace with None there, which is another then.
-        """
-        before, found = vars(owner)[name], set[str]()
-        try:
-            for value in (_NoValue(), None) if was_none else (_NoValue(),):
-                vars(owner)[name] = value
-                found.add(digests.digest(trace().graph, integers=True).value)
-        except Exception:
-            return True
-        finally:
-            self._put_back()
-            vars(owner)[name] = before
-        return len(found) > 1
-
     def _changes(self) -> dict[str, str]:
         """Describes, by path, the values that are others now. A tensor is none: each trace sets its own."""
-        now, before = PythonState(lambda: self._owners)._values, self._values
+        now, before = PythonState(self._owners)._values, self._values
         paths = [path for path, x in now.items() if path not in before or not (x is before[path] or x == before[path])]
         was = {path: f"{before[path]!r:.60}" if path in before else "unset" for path in paths}
         return {path: f"from {was[path]} to {now[path]!r:.60}" for path in paths}
@@ -186,10 +169,25 @@ class Retrace:
         captured.add_step(self)
 
     def reads(self, owner: Any, name: str, was_none: bool) -> bool:
-        """Whether the step reads an attribute, which was None as it was traced, or was not."""
-        is_read = PythonState(self._owners).is_read(owner, name, was_none, self._trace)
-        self._after()
-        return is_read
+        """Whether the step reads an attribute: its trace fails, with an object there that has no value.
+
+        Whether it asks for None is found by a trace with None there, which is another then.
+
+        Args:
+          was_none: whether the attribute was None as the step was traced.
+        """
+        state, before, found = PythonState(self._owners), vars(owner)[name], set[str]()
+        try:
+            for value in (_NoValue(), None) if was_none else (_NoValue(),):
+                vars(owner)[name] = value
+                found.add(digests.digest(self._trace().graph, integers=True).value)
+        except Exception:
+            return True
+        finally:
+            state._put_back()
+            vars(owner)[name] = before
+            self._after()
+        return len(found) > 1
 
 
 def _is_programs(value: Any) -> bool:

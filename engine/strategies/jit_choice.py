@@ -19,7 +19,7 @@ from .inner_loop import InnerLoop
 
 _TIMED_SECONDS = 0.25
 _FEW_STEPS = 50  # these take less time than measuring XLA
-_UNROLLED_STEPS = 20_000  # fewer are over before unrolling saves the time of tracing four more
+_UNROLLED_FROM = 20_000  # fewer are over before unrolling saves the time of tracing four more
 _SHORT_SECONDS = 5.0  # shorter runs without XLA are not worth a measurement, which takes as long
 _MOST_OPERATIONS = 2_000  # operations of a step: with more, XLA compiles longer, and can't be interrupted
 _MOST_OFF_CPUS = 16_000  # where launches cost more; 12 blocks of a transformer are 5,000, ten seconds of a CPU
@@ -44,7 +44,7 @@ def is_short(steps: int | None, rate: float = math.inf) -> bool:
 
 def unrolls(steps: int | None) -> bool:
     """Returns whether small steps are to be unrolled in a loop of `steps` (None: endless)."""
-    return steps is None or steps >= _UNROLLED_STEPS
+    return steps is None or steps >= _UNROLLED_FROM
 
 
 def measure(

@@ -29,8 +29,8 @@ _COLOURS = ("36", "33", "32", "35", "34", "96", "93", "92")  # SGR; red is for e
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _FRAME = re.compile(rb"    @ +0x[0-9a-f]+  |\*\*\* Check failure stack trace: \*\*\*$")  # absl's, after the reason
 # SGR, the one command to a terminal that tasks may give; but none that blinks (5, 6) or hides (8).
-_COLOUR_OF = r"[345]8[;:](?:5[;:]\d+|2(?:(?:;\d*){3}|(?::\d*){3,5}))|(?![345]8)0*(?:[0-47]|9|[1-9]\d+)?(?::\d+)?"
-_COLOUR = re.compile(rf"(\x1b\[(?:{_COLOUR_OF})(?:;(?:{_COLOUR_OF}))*m)")
+_SGR = r"[345]8[;:](?:5[;:]\d+|2(?:(?:;\d*){3}|(?::\d*){3,5}))|(?![345]8)0*(?:[0-47]|9|[1-9]\d+)?(?::\d+)?"
+_COLOUR = re.compile(rf"(\x1b\[(?:{_SGR})(?:;(?:{_SGR}))*m)")
 _NO_COLOUR = "\x1b[0m"
 
 
